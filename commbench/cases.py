@@ -1,0 +1,270 @@
+"""The vocabulary of a sweep: element types, reduce ops, groups of ranks, cases, and how a sweep becomes cases."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from commbench.collectives import COLLECTIVES, Collective
+from commbench.registry import unknown_name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dtype:
+    """An element type. ``exact_integer``: every whole number up to it is representable."""
+
+    name: str
+    itemsize: int
+    kind: str  # "float", "int" or "uint"
+    exact_integer: int
+
+
+DTYPES: dict[str, Dtype] = {
+    d.name: d
+    for d in (
+        Dtype(name="float64", itemsize=8, kind="float", exact_integer=2**53),
+        Dtype(name="float32", itemsize=4, kind="float", exact_integer=2**24),
+        Dtype(name="float16", itemsize=2, kind="float", exact_integer=2**11),
+        Dtype(name="bfloat16", itemsize=2, kind="float", exact_integer=2**8),
+        Dtype(name="float8_e4m3fn", itemsize=1, kind="float", exact_integer=2**4),
+        Dtype(name="float8_e5m2", itemsize=1, kind="float", exact_integer=2**3),
+        Dtype(name="int8", itemsize=1, kind="int", exact_integer=2**7 - 1),
+        Dtype(name="uint8", itemsize=1, kind="uint", exact_integer=2**8 - 1),
+        Dtype(name="int32", itemsize=4, kind="int", exact_integer=2**31 - 1),
+        Dtype(name="uint32", itemsize=4, kind="uint", exact_integer=2**32 - 1),
+        Dtype(name="int64", itemsize=8, kind="int", exact_integer=2**63 - 1),
+        Dtype(name="uint64", itemsize=8, kind="uint", exact_integer=2**64 - 1),
+    )
+}
+REDUCE_OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
+PLACEMENTS = ("out", "in")
+TIMINGS = ("isolated", "streamed")
+GROUP_KINDS = ("world", "node", "rail")
+_PAIR = re.compile(r"^pair:(\d+)-(\d+)$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Where the ranks are: ``hosts[rank]`` is the host's name."""
+
+    hosts: tuple[str, ...]
+
+    @property
+    def world(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def host_of(self) -> tuple[int, ...]:
+        """Per rank the index of its host, numbered in order of first appearance."""
+        order = {host: index for index, host in enumerate(dict.fromkeys(self.hosts))}
+        return tuple(order[host] for host in self.hosts)
+
+    def by_host(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host, hosts in order of first appearance."""
+        found: dict[str, list[int]] = {}
+        for rank, host in enumerate(self.hosts):
+            found.setdefault(host, []).append(rank)
+        return tuple(tuple(ranks) for ranks in found.values())
+
+
+def parse_group(text: str) -> str:
+    """The group's name if it is one: world, node, rail or pair:A-B. Raises ValueError."""
+    pair = _PAIR.match(text)
+    if pair:
+        if pair[1] == pair[2]:
+            raise ValueError(f"group {text!r} names one rank twice: write two different ranks, such as pair:0-1")
+        return text
+    if text not in GROUP_KINDS:
+        raise ValueError(unknown_name("group", text, (*GROUP_KINDS, "pair:A-B")))
+    return text
+
+
+def group_members(group: str, layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """The world ranks of every group of a kind; the groups do not overlap and run at the same time.
+
+    ``rail`` joins the ranks with the same local rank on every host. Raises ValueError for a pair outside the world.
+    """
+    pair = _PAIR.match(group)
+    if pair:
+        first, second = int(pair[1]), int(pair[2])
+        if max(first, second) >= layout.world:
+            raise ValueError(f"group {group!r} is outside the world: ranks are 0 to {layout.world - 1}")
+        return ((first, second),)
+    if group == "world":
+        return (tuple(range(layout.world)),)
+    by_host = layout.by_host()
+    if group == "node":
+        return by_host
+    local_ranks = max(len(ranks) for ranks in by_host)
+    return tuple(tuple(ranks[i] for ranks in by_host if i < len(ranks)) for i in range(local_ranks))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One thing to measure. ``bytes`` is what is moved, ``requested_bytes`` what was asked for.
+
+    ``reduce_op`` is None where nothing is reduced, ``dtype`` stays (it sets the element). ``skip`` says why the case
+    cannot be run, known before any rank starts.
+    """
+
+    collective: str
+    backend: str
+    algorithm: str = "library"
+    group: str = "world"
+    bytes: int
+    requested_bytes: int
+    dtype: str = "float32"
+    reduce_op: str | None = "sum"
+    placement: str = "out"
+    timing: str = "isolated"
+    root: int = 0
+    execution: str = "eager"
+    cache: str = "rotate"
+    ranks: int
+    nodes: int
+    skip: str | None = None
+
+    @property
+    def spec(self) -> Collective:
+        return COLLECTIVES[self.collective]
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole message."""
+        return self.bytes // self.itemsize
+
+    @property
+    def block_elements(self) -> int:
+        return self.spec.block_elements(self.elements, self.ranks)
+
+    @property
+    def case_id(self) -> str:
+        """The same 12 hex digits for the same case in any run: what runs are compared by."""
+        identity = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "skip"}
+        return hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:12]
+
+    @property
+    def title(self) -> str:
+        """What a message to a person calls this case."""
+        op = f" {self.reduce_op}" if self.reduce_op else ""
+        where = "" if self.group == "world" else f" in {self.group}"
+        return f"{self.backend} {self.collective} {self.bytes} B {self.dtype}{op} {self.placement} {self.timing}{where}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Case:
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sweep:
+    """What to measure and how, as every rank needs to know it. Times in seconds.
+
+    ``budget_s`` None means a third of a second a case. ``iterations`` fixes the count and turns the stopping rule off.
+    """
+
+    backends: tuple[str, ...] = ("gloo", "mpi")
+    collectives: tuple[str, ...] = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+    sizes: tuple[int, ...] = tuple(8 ** (i + 1) for i in range(8))
+    dtypes: tuple[str, ...] = ("float32",)
+    ops: tuple[str, ...] = ("sum",)
+    placements: tuple[str, ...] = ("out",)
+    groups: tuple[str, ...] = ("world",)
+    timings: tuple[str, ...] = TIMINGS
+    algorithms: tuple[str, ...] = ("library",)
+    root: int = 0
+    cache: str = "rotate"
+    precision: float = 0.02
+    max_time_s: float = 5.0
+    budget_s: float | None = None
+    iterations: int | None = None
+    soak_s: float | None = None
+    deadline_s: float = 30.0
+    label: str = ""
+    seed: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Sweep:
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+    def expand(self, layout: Layout) -> tuple[Case, ...]:
+        """Every case, in the order it is run: by backend, collective and its settings, sizes ascending within.
+
+        Two requested sizes that round to the same size give one case. Raises ValueError for a pair or root
+        outside the world.
+        """
+        if not 0 <= self.root < layout.world:
+            raise ValueError(f"root {self.root} is outside the world: ranks are 0 to {layout.world - 1}")
+        found: dict[Case, None] = {}
+        for backend, name in itertools.product(self.backends, self.collectives):
+            for case in self._cases_of(backend, COLLECTIVES[name], layout):
+                found.setdefault(case)
+        return _without_repeats(tuple(found))
+
+    def _cases_of(self, backend: str, spec: Collective, layout: Layout) -> Iterator[Case]:
+        ops: tuple[str | None, ...] = self.ops if spec.reduces else (None,)
+        # A barrier carries no data: one size, one type and one placement say all there is to say.
+        dtypes = self.dtypes if spec.sized else self.dtypes[:1]
+        placements = self.placements if spec.sized else ("out",)
+        sizes = self.sizes if spec.sized else (0,)
+        for group, algorithm, dtype, op, placement, timing, size in itertools.product(
+            self.groups, self.algorithms, dtypes, ops, placements, self.timings, sizes
+        ):
+            members = group_members(group, layout)
+            host_of = layout.host_of
+            counts = sorted({len(ranks) for ranks in members})
+            ranks = counts[-1]
+            moved = spec.message_bytes(size, DTYPES[dtype].itemsize, ranks)
+            yield Case(
+                collective=spec.name, backend=backend, algorithm=algorithm, group=group, bytes=moved,
+                requested_bytes=size, dtype=dtype, reduce_op=op, placement=placement, timing=timing,
+                root=self.root if spec.rooted else 0, cache=self.cache, ranks=ranks,
+                nodes=max(len({host_of[rank] for rank in ranks_}) for ranks_ in members),
+                skip=_why_not(spec, size, moved, dtype, op, placement, group, counts, self.root),
+            )  # fmt: skip
+
+
+def _why_not(
+    spec: Collective, size: int, moved: int, dtype: str, op: str | None, placement: str, group: str,
+    counts: list[int], root: int,
+) -> str | None:  # fmt: skip
+    """Why a case has no meaning at all, whatever the backend; None where it has one."""
+    if counts[-1] < 2:
+        return f"a {group} group of one rank has nobody to talk to"
+    if len(counts) > 1:
+        return f"{group} groups differ in size ({counts[0]} to {counts[-1]} ranks): one message size would mean several"
+    if spec.rooted and root >= counts[0]:
+        return f"root {root} is outside a {group} group of {counts[0]} ranks"
+    if placement == "in" and not spec.in_place:
+        return f"{spec.name} has no in-place form"
+    if spec.sized and moved == 0:
+        return f"{size} B is less than one {dtype} a rank for {counts[-1]} ranks"
+    if op in ("band", "bor", "bxor") and DTYPES[dtype].kind == "float":
+        return f"bitwise {op} is not defined for {dtype}"
+    return None
+
+
+def _without_repeats(cases: tuple[Case, ...]) -> tuple[Case, ...]:
+    """Of the cases that move the same bytes the one whose request is nearest, so that an exact request wins."""
+    best: dict[tuple[Any, ...], Case] = {}
+    for case in cases:
+        key = tuple(getattr(case, f.name) for f in fields(case) if f.name not in ("requested_bytes", "skip"))
+        if case.skip and case.bytes == 0:
+            key = (*key, case.requested_bytes)
+        known = best.get(key)
+        if known is None or abs(case.requested_bytes - case.bytes) < abs(known.requested_bytes - known.bytes):
+            best[key] = case
+    return tuple(best.values())

@@ -1,0 +1,133 @@
+"""What a run leaves behind: the point, and the names of its files.
+
+A point is one JSON object a line, in SI units; missing means not known. Columns may be added, never renamed;
+``SCHEMA`` goes up when a reader of the old one would be misled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+SCHEMA = 1
+
+STATUS_OK = "ok"
+STATUS_SKIPPED = "skipped"  # cannot be run here; `reason` says why
+STATUS_FAILED = "failed"  # was run and did not finish
+STATUS_WRONG = "wrong"  # finished with wrong data: no bandwidth
+
+MANIFEST = "manifest.json"
+END = "end.json"
+POINTS = "points.jsonl"
+HOSTS = "hosts"
+LAUNCHES = "launches"
+SAMPLES = "samples"
+
+
+@dataclass(kw_only=True, slots=True)
+class Point:
+    """The measured result of one case in one launch. Times in seconds, rates in bytes a second.
+
+    ``time_s`` is the median; ``time_lo_s`` and ``time_hi_s`` its interval at ``interval_level``, over what
+    ``interval_of`` names. A model that does not exist for the collective is None.
+    """
+
+    run_id: str = ""
+    launch: int = 0
+    started_utc: str = ""
+    label: str = ""
+    collective: str
+    backend: str
+    algorithm: str = "library"
+    protocol: str | None = None
+    group: str = "world"
+    ranks: int
+    nodes: int
+    ranks_per_node: float | None = None
+    dtype: str
+    reduce_op: str | None
+    placement: str
+    bytes: int
+    requested_bytes: int
+    timing: str
+    execution: str = "eager"
+    cache: str = "rotate"
+    status: str = STATUS_OK
+    reason: str | None = None
+    wrong: int | None = None
+    verified: int | None = None
+    samples: int | None = None
+    discarded: int | None = None
+    stop: str | None = None
+    time_s: float | None = None
+    time_lo_s: float | None = None
+    time_hi_s: float | None = None
+    time_min_s: float | None = None
+    time_p05_s: float | None = None
+    time_p25_s: float | None = None
+    time_p75_s: float | None = None
+    time_p95_s: float | None = None
+    time_p99_s: float | None = None
+    time_max_s: float | None = None
+    time_mean_s: float | None = None
+    algbw_Bps: float | None = None
+    busbw_Bps: float | None = None
+    slowest_rank: int | None = None
+    slowest_host: str | None = None
+    skew_s: float | None = None
+    ring_s: float | None = None
+    tree_s: float | None = None
+    bound_s: float | None = None
+    ring_busbw_Bps: float | None = None
+    tree_busbw_Bps: float | None = None
+    efficiency: float | None = None
+    nearest_model: str | None = None
+    wire_bytes: float | None = None
+    tainted: str | None = None
+    host_bound: bool | None = None
+    schema: int = SCHEMA
+    case_id: str = ""
+    seed: int = 0
+    root: int = 0
+    world: int = 0
+    group_index: int | None = None
+    backend_settings: dict[str, str] = field(default_factory=dict)
+    calibration_id: str | None = None
+    predictions: dict[str, float] = field(default_factory=dict)
+    nearest_error: float | None = None
+    interval_of: str | None = None
+    interval_level: float | None = None
+    time_first_s: float | None = None
+    oversubscribed: bool | None = None
+    steal_s: float | None = None
+    beyond_bound: bool | None = None
+    late_starts: bool | None = None
+    start: str | None = None  # how iterations were started together: "clock", "barrier", "none"
+    note: str | None = None
+    pass_index: int = 0  # soak runs measure the same case again and again
+
+    def to_json(self) -> str:
+        """One line of JSON, without NaN or infinity (which JSON has not: they become null)."""
+        return json.dumps(finite(asdict(self)), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Point:
+        """A point from a stored line; keys of later versions are dropped here and kept by the reader."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in values.items() if key in known})
+
+
+COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Point))
+
+
+def finite(value: Any) -> Any:
+    """The same structure with every NaN and infinity replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
