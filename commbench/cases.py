@@ -133,8 +133,12 @@ class Case:
         return COLLECTIVES[self.collective]
 
     @property
+    def itemtype(self) -> Dtype:
+        return DTYPES[self.dtype]
+
+    @property
     def itemsize(self) -> int:
-        return DTYPES[self.dtype].itemsize
+        return self.itemtype.itemsize
 
     @property
     def elements(self) -> int:

@@ -1,0 +1,69 @@
+"""The libraries that perform collectives: one module each, loaded when it is used.
+
+A new backend is one module with a class that has ``Backend``'s methods, and one entry here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from commbench.registry import Registry
+
+
+def _cuda_missing() -> str | None:
+    """Why there is no CUDA device; asks the driver, which is quicker than importing torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver on this machine (libcuda.so.1 is missing): run it on a machine with a GPU"
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+        return "the NVIDIA driver finds no GPU: run it on a machine with a GPU, or check CUDA_VISIBLE_DEVICES"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BackendInfo:
+    """What is known of a backend before it is loaded.
+
+    ``needs`` is the module that must be importable, ``install`` what provides it; ``starter`` says how commbench
+    starts its ranks where no launcher does; ``missing`` says what else this machine lacks, or None.
+    """
+
+    name: str
+    target: str
+    needs: str
+    install: str
+    starter: str
+    missing: Callable[[], str | None] = lambda: None
+
+    def why_unavailable(self) -> str | None:
+        """One line on why this backend cannot run here and what to do, or None."""
+        if importlib.util.find_spec(self.needs) is None:
+            return f"backend {self.name!r} needs {self.needs}: {self.install}"
+        lacking = self.missing()
+        return f"backend {self.name!r}: {lacking}" if lacking else None
+
+
+BACKENDS: dict[str, BackendInfo] = {
+    info.name: info
+    for info in (
+        BackendInfo(
+            name="gloo", target="commbench.backends.torch_distributed:Gloo", needs="torch",
+            install="pip install torch", starter="spawn",
+        ),
+        BackendInfo(
+            name="nccl", target="commbench.backends.torch_distributed:Nccl", needs="torch",
+            install="pip install torch", starter="spawn", missing=_cuda_missing,
+        ),
+        BackendInfo(
+            name="mpi", target="commbench.backends.mpi:Mpi", needs="mpi4py",
+            install="pip install 'commbench[mpi]'", starter="mpirun",
+        ),
+    )
+}  # fmt: skip
+
+REGISTRY = Registry("backend", {info.name: info.target for info in BACKENDS.values()})

@@ -1,0 +1,77 @@
+"""What a backend is: it turns a case into an operation that can be run, and nothing more.
+
+Backends do not time, check or decide; ``measure`` does, through this interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from commbench.cases import Case
+from commbench.measure.data import Pattern
+from commbench.measure.operation import Bytes, Operation, PointToPoint
+
+
+class BackendError(RuntimeError):
+    """A library that cannot start or cannot do what was asked: one line that says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Context:
+    """What a backend may know of the job. ``share(value)`` hands rank 0's JSON value to every rank.
+
+    ``address`` and ``interface`` are this rank's own on the job's network (loopback when all share a host).
+    """
+
+    rank: int
+    world: int
+    local_rank: int
+    hosts: tuple[str, ...]
+    address: str
+    interface: str
+    share: Callable[[Any], Any]
+
+
+class Backend(Protocol):
+    """The interface. Ranks in ``members`` are world ranks in group order; methods are called on every rank alike."""
+
+    name: str
+
+    def start(self, context: Context) -> None:
+        """Bring the library up; BackendError with one line if it cannot."""
+
+    def version(self) -> str: ...
+
+    def settings(self) -> dict[str, str]:
+        """What was set or chosen in the library that bears on speed."""
+
+    def why_not(self, case: Case) -> str | None:
+        """Why the library has no such operation, or None. Only this may be known of a case before it is tried."""
+
+    def note(self, case: Case) -> str | None:
+        """What a reader of the number must know of how the library does it."""
+
+    def join(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        """Make the communicator of every group (a call of all ranks, before ``operation``)."""
+
+    def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
+        """This rank's operation, on fresh buffers. ``members`` includes this rank and has been joined."""
+
+    def point_to_point(self, size: int) -> PointToPoint: ...
+
+    def stop(self) -> None: ...
+
+
+def aligned(size: int) -> Bytes:
+    """Host memory at a page boundary, touched, so that no first-touch fault falls into a timed window."""
+    page = 4096
+    raw = np.empty(size + page, dtype=np.uint8)
+    start = -raw.ctypes.data % page
+    view: Bytes = raw[start : start + size]
+    view.fill(0)
+    return view
+

@@ -1,0 +1,174 @@
+"""MPI through mpi4py: the upper-case, buffer-based calls only (the lower-case ones pickle)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import mpi4py
+
+from commbench.backends.base import BackendError, Context, aligned
+from commbench.cases import DTYPES, Case
+from commbench.measure.data import Pattern
+from commbench.measure.operation import Bytes, Operation
+
+# mpi4py asks for MPI_THREAD_MULTIPLE by default, which made the same loop a third slower; one thread calls MPI here.
+mpi4py.rc.thread_level = "single"
+mpi4py.rc.finalize = False
+
+from mpi4py import MPI  # noqa: E402
+
+_TYPES: dict[str, MPI.Datatype] = {
+    "float64": MPI.DOUBLE, "float32": MPI.FLOAT, "int8": MPI.INT8_T, "uint8": MPI.UINT8_T, "int32": MPI.INT32_T,
+    "uint32": MPI.UINT32_T, "int64": MPI.INT64_T, "uint64": MPI.UINT64_T,
+}  # fmt: skip
+# Moving needs only the element's size; reducing needs a type that MPI can add.
+_CARRIERS: dict[int, MPI.Datatype] = {1: MPI.UINT8_T, 2: MPI.UINT16_T}
+_OPS: dict[str, MPI.Op] = {
+    "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX,
+    "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR,
+}  # fmt: skip
+
+
+class Mpi:
+    """MPI collectives on host memory, on whatever MPI library mpi4py was loaded with."""
+
+    name = "mpi"
+
+    def __init__(self) -> None:
+        self._world = MPI.COMM_WORLD
+        self._comms: dict[tuple[int, ...], MPI.Comm] = {}
+        self._joined: set[tuple[tuple[int, ...], ...]] = set()
+
+    def start(self, context: Context) -> None:
+        size, rank = self._world.Get_size(), self._world.Get_rank()
+        if (size, rank) != (context.world, context.rank):
+            raise BackendError(
+                f"MPI says rank {rank} of {size} where the launcher says rank {context.rank} of {context.world}: "
+                "start with the mpirun that belongs to mpi4py's MPI library, or with srun --mpi=pmix"
+            )
+        everyone = tuple(range(size))
+        self._comms[everyone] = self._world
+        self._joined.add((everyone,))
+
+    def version(self) -> str:
+        return MPI.Get_library_version().partition("\n")[0].partition(", package")[0].strip("\0 ")
+
+    def settings(self) -> dict[str, str]:
+        return {"thread_level": "single" if MPI.Query_thread() == MPI.THREAD_SINGLE else str(MPI.Query_thread())}
+
+    def why_not(self, case: Case) -> str | None:
+        if case.reduce_op is not None and case.reduce_op not in _OPS:
+            return f"MPI has no reduce operation {case.reduce_op!r}"
+        if case.reduce_op is not None and case.dtype not in _TYPES:
+            return f"MPI has no {case.dtype} to reduce"
+        return None
+
+    def note(self, case: Case) -> str | None:
+        if case.collective == "broadcast" and case.placement == "out":
+            return "MPI_Bcast has one buffer: it is always in place"
+        return None
+
+    def join(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        if groups in self._joined:
+            return
+        self._joined.add(groups)
+        rank = self._world.Get_rank()
+        mine = next(((index, group) for index, group in enumerate(groups) if rank in group), None)
+        color, key = (mine[0], mine[1].index(rank)) if mine else (MPI.UNDEFINED, 0)
+        comm = self._world.Split(color, key)
+        if mine:
+            self._comms[mine[1]] = comm
+
+    def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
+        return _build(case, self._comms[members], pattern)
+
+    def point_to_point(self, size: int) -> MpiPointToPoint:
+        return MpiPointToPoint(self._world, size)
+
+    def stop(self) -> None:
+        for comm in self._comms.values():
+            if comm != self._world:
+                comm.Free()
+        MPI.Finalize()
+
+
+class MpiPointToPoint:
+    """Blocking messages of one size on the world communicator."""
+
+    def __init__(self, comm: MPI.Comm, size: int) -> None:
+        self._comm = comm
+        self._out: Any = [aligned(size), MPI.BYTE]
+        self._in: Any = [aligned(size), MPI.BYTE]
+
+    def send(self, peer: int) -> None:
+        self._comm.Send(self._out, peer)
+
+    def recv(self, peer: int) -> None:
+        self._comm.Recv(self._in, peer)
+
+    def exchange(self, to: int, source: int) -> None:
+        self._comm.Sendrecv(self._out, to, 0, self._in, source, 0)
+
+
+def _build(case: Case, comm: MPI.Comm, pattern: Pattern) -> Operation:
+    """The operation with its buffers; what differs between collectives is only which call gets which of them."""
+    kind = _TYPES.get(case.dtype) or _CARRIERS[DTYPES[case.dtype].itemsize]
+    item = case.itemsize
+    rank, root = comm.Get_rank(), case.root
+    op = _OPS[case.reduce_op] if case.reduce_op else None
+    # MPI_Bcast knows one buffer only, whatever placement was asked for.
+    if case.placement == "in" or case.collective == "broadcast":
+        elements, source, target = pattern.in_place_slices()
+        if case.collective == "reduce_scatter":
+            # MPI puts the result at the start of the buffer, where NCCL leaves it in the rank's own block.
+            target = slice(0, case.block_elements)
+        buffer = aligned(elements * item)
+        given, taken = _bytes_of(buffer, source, item), _bytes_of(buffer, target, item)
+        repeatable = case.collective not in ("all_reduce", "reduce_scatter") and not (
+            case.collective == "reduce" and rank == root
+        )
+        call = _in_place(case, comm, op, kind, buffer, rank)
+    else:
+        given, taken = aligned(pattern.input_elements * item), aligned(pattern.output_elements * item)
+        repeatable = True
+        call = _out_of_place(case, comm, op, [given, kind], [taken, kind], rank)
+    return Operation(run=call, enqueue=call, input=given, output=taken, repeatable=repeatable)
+
+
+def _bytes_of(buffer: Bytes, elements: slice, item: int) -> Bytes:
+    return buffer[elements.start * item : elements.stop * item]
+
+
+def _out_of_place(case: Case, comm: MPI.Comm, op: MPI.Op | None, give: Any, take: Any, rank: int) -> Callable[[], Any]:
+    at_root = rank == case.root
+    size = comm.Get_size()
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": partial(comm.Allreduce, give, take, op),
+        "all_gather": partial(comm.Allgather, give, take),
+        "reduce_scatter": partial(comm.Reduce_scatter_block, give, take, op),
+        "all_to_all": partial(comm.Alltoall, give, take),
+        "reduce": partial(comm.Reduce, give, take if at_root else None, op, case.root),
+        "gather": partial(comm.Gather, give, take if at_root else None, case.root),
+        "scatter": partial(comm.Scatter, give if at_root else None, take, case.root),
+        "send_recv": partial(comm.Sendrecv, give, (rank + 1) % size, 0, take, (rank - 1) % size, 0),
+        "barrier": comm.Barrier,
+    }
+    return calls[case.collective]
+
+
+def _in_place(case: Case, comm: MPI.Comm, op: MPI.Op | None, kind: Any, buffer: Bytes, rank: int) -> Callable[[], Any]:
+    at_root = rank == case.root
+    whole: Any = [buffer, kind]
+    here: Any = MPI.IN_PLACE
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": partial(comm.Allreduce, here, whole, op),
+        "all_gather": partial(comm.Allgather, here, whole),
+        "reduce_scatter": partial(comm.Reduce_scatter_block, here, whole, op),
+        "broadcast": partial(comm.Bcast, whole, case.root),
+        "reduce": partial(comm.Reduce, here if at_root else whole, whole if at_root else None, op, case.root),
+        "gather": partial(comm.Gather, here if at_root else whole, whole if at_root else None, case.root),
+        "scatter": partial(comm.Scatter, whole if at_root else None, here if at_root else whole, case.root),
+    }
+    return calls[case.collective]

@@ -1,0 +1,284 @@
+"""gloo and nccl through torch.distributed: the calls that training makes."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from commbench.backends.base import BackendError, Context
+from commbench.cases import Case
+from commbench.measure.data import Pattern
+from commbench.measure.operation import Bytes, Operation
+
+# The control plane has its own deadlines, which name ranks; torch's must not strike first.
+TIMEOUT = datetime.timedelta(hours=1)
+_OPS = {
+    "sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX,
+    "avg": dist.ReduceOp.AVG, "band": dist.ReduceOp.BAND, "bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR,
+}  # fmt: skip
+# torch 2.13 renamed both; the old names warn there and the new ones are missing before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+# In torch these calls have one tensor that is both input and output.
+_ONE_BUFFER = ("all_reduce", "broadcast", "reduce")
+
+
+class _TorchDistributed:
+    """What gloo and nccl share. Tensors live on ``self.device``."""
+
+    name = ""
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, ...], Any] = {}
+        self._joined: set[tuple[tuple[int, ...], ...]] = set()
+
+    def start(self, context: Context) -> None:
+        self._prepare(context)
+        store = _store(context)
+        dist.init_process_group(
+            self.name, store=store, rank=context.rank, world_size=context.world, timeout=TIMEOUT, **self._init_options()
+        )
+        everyone = tuple(range(context.world))
+        self._groups[everyone] = dist.group.WORLD
+        self._joined.add((everyone,))
+
+    def _prepare(self, context: Context) -> None:
+        raise NotImplementedError
+
+    def _init_options(self) -> dict[str, Any]:
+        return {}
+
+    def version(self) -> str:
+        return f"torch {torch.__version__}"
+
+    def settings(self) -> dict[str, str]:
+        return {"threads": str(torch.get_num_threads())}
+
+    def why_not(self, case: Case) -> str | None:
+        if not hasattr(torch, case.dtype):
+            return f"torch has no type {case.dtype}"
+        return None
+
+    def note(self, case: Case) -> str | None:
+        if case.collective in _ONE_BUFFER and case.placement == "out":
+            return f"torch.distributed.{case.collective} has one tensor: it is always in place"
+        return None
+
+    def join(self, groups: tuple[tuple[int, ...], ...]) -> None:
+        if groups in self._joined:
+            return
+        self._joined.add(groups)
+        for members in groups:  # every rank must make every group, also those that it is not in
+            self._groups[members] = dist.new_group(list(members), timeout=TIMEOUT)
+
+    def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
+        raise NotImplementedError
+
+    def point_to_point(self, size: int) -> TorchPointToPoint:
+        return TorchPointToPoint(size, self.device, self._finish)
+
+    def stop(self) -> None:
+        dist.destroy_process_group()
+
+    def _finish(self) -> None:
+        """Wait until everything that was enqueued is complete."""
+
+    def _call(self, case: Case, members: tuple[int, ...], given: Any, taken: Any) -> Callable[[], Any]:
+        """The torch call for a case; ``given`` and ``taken`` are this rank's tensors (the same where it is one)."""
+        group = self._groups[members]
+        rank = dist.get_rank(group)
+        size = len(members)
+        at_root = rank == case.root
+        op = _OPS[case.reduce_op] if case.reduce_op else None
+        root = members[case.root]
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": partial(dist.all_reduce, taken, op=op, group=group),
+            "all_gather": partial(_all_gather, taken, given, group=group),
+            "reduce_scatter": partial(_reduce_scatter, taken, given, op=op, group=group),
+            "all_to_all": partial(dist.all_to_all_single, taken, given, group=group),
+            "broadcast": partial(dist.broadcast, taken, src=root, group=group),
+            "reduce": partial(dist.reduce, given, dst=root, op=op, group=group),
+            "gather": partial(
+                dist.gather, given, list(taken.chunk(size)) if at_root else None, dst=root, group=group
+            ),
+            "scatter": partial(
+                dist.scatter, taken, list(given.chunk(size)) if at_root else None, src=root, group=group
+            ),
+            "send_recv": partial(
+                _shift, given, members[(rank + 1) % size], taken, members[(rank - 1) % size], group
+            ),
+            "barrier": partial(dist.barrier, group=group, **self._barrier_options()),
+        }  # fmt: skip
+        return calls[case.collective]
+
+    def _barrier_options(self) -> dict[str, Any]:
+        return {}
+
+
+class Gloo(_TorchDistributed):
+    """gloo on host memory."""
+
+    name = "gloo"
+
+    def _prepare(self, context: Context) -> None:
+        # gloo would look the host's name up, and listen wherever that leads.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", context.interface)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+    def settings(self) -> dict[str, str]:
+        return {**super().settings(), "interface": os.environ["GLOO_SOCKET_IFNAME"]}
+
+    def why_not(self, case: Case) -> str | None:
+        if case.reduce_op == "avg":
+            return "gloo has no reduce operation 'avg'"
+        return super().why_not(case)
+
+    def note(self, case: Case) -> str | None:
+        if case.collective == "reduce_scatter":
+            return "torch's gloo performs reduce_scatter by an all_reduce: it moves twice the bytes"
+        return super().note(case)
+
+    def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
+        given, taken, buffers, repeatable = _tensors(case, pattern, self.device)
+        call = self._call(case, members, given, taken)
+        views = [_host_view(buffer) for buffer in buffers]
+        return Operation(run=call, enqueue=call, input=views[0], output=views[1], repeatable=repeatable)
+
+
+class Nccl(_TorchDistributed):
+    """NCCL on one CUDA device a rank; the host waits for the device at the end of an operation."""
+
+    name = "nccl"
+
+    def _prepare(self, context: Context) -> None:
+        if not torch.cuda.is_available():
+            raise BackendError(
+                f"torch {torch.__version__} sees no GPU: install a CUDA build of torch and check CUDA_VISIBLE_DEVICES"
+            )
+        count = torch.cuda.device_count()
+        if context.local_rank >= count:
+            raise BackendError(
+                f"rank {context.rank} is local rank {context.local_rank}, but this host has {count} GPUs: "
+                "start at most one rank a GPU"
+            )
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", context.interface)
+        self.device = torch.device("cuda", context.local_rank)
+        torch.cuda.set_device(self.device)
+
+    def _init_options(self) -> dict[str, Any]:
+        return {"device_id": self.device}
+
+    def version(self) -> str:
+        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+        return f"NCCL {nccl}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+
+    def settings(self) -> dict[str, str]:
+        return {**super().settings(), "device": torch.cuda.get_device_name(self.device)}
+
+    def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
+        given, taken, buffers, repeatable = _tensors(case, pattern, self.device)
+        call = self._call(case, members, given, taken)
+        device = [_byte_view(buffer) for buffer in buffers]
+        host = [torch.empty(view.numel(), dtype=torch.uint8, pin_memory=True) for view in device]
+
+        def upload() -> None:
+            # The poisoned output goes first: in place, the input is a part of it.
+            device[1].copy_(host[1])
+            device[0].copy_(host[0])
+
+        def run() -> None:
+            call()
+            torch.cuda.synchronize(self.device)
+
+        return Operation(
+            run=run, enqueue=call, finish=self._finish, input=host[0].numpy(), output=host[1].numpy(), upload=upload,
+            download=partial(host[1].copy_, device[1]), repeatable=repeatable,
+        )  # fmt: skip
+
+    def _finish(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def _barrier_options(self) -> dict[str, Any]:
+        return {"device_ids": [self.device.index]}
+
+
+class TorchPointToPoint:
+    """Messages of one size over the default group."""
+
+    def __init__(self, size: int, device: torch.device, finish: Callable[[], None]) -> None:
+        self._out = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._in = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._finish = finish
+
+    def send(self, peer: int) -> None:
+        dist.send(self._out, peer)
+        self._finish()
+
+    def recv(self, peer: int) -> None:
+        dist.recv(self._in, peer)
+        self._finish()
+
+    def exchange(self, to: int, source: int) -> None:
+        _shift(self._out, to, self._in, source, None)
+        self._finish()
+
+
+def _shift(given: torch.Tensor, to: int, taken: torch.Tensor, source: int, group: Any) -> None:
+    both = [dist.P2POp(dist.isend, given, to, group), dist.P2POp(dist.irecv, taken, source, group)]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+
+
+def _tensors(
+    case: Case, pattern: Pattern, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor], bool]:
+    """Given and taken tensors for the call, those that hold this rank's input and output, and whether it may repeat."""
+    dtype: torch.dtype = getattr(torch, case.dtype)
+
+    def zeros(elements: int) -> torch.Tensor:
+        return torch.zeros(elements * case.itemsize, dtype=torch.uint8, device=device).view(dtype)
+
+    if case.placement == "in" or case.collective in _ONE_BUFFER:
+        elements, source, target = pattern.in_place_slices()
+        buffer = zeros(elements)
+        given, taken = buffer[source], buffer[target]
+        if case.collective in _ONE_BUFFER:
+            return buffer, buffer, (given, taken), not case.spec.reduces
+        return given, taken, (given, taken), not case.spec.reduces
+    given, taken = zeros(pattern.input_elements), zeros(pattern.output_elements)
+    return given, taken, (given, taken), True
+
+
+def _byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8, device=tensor.device)
+
+
+def _host_view(tensor: torch.Tensor) -> Bytes:
+    view: Bytes = _byte_view(tensor).numpy() if tensor.numel() else np.empty(0, dtype=np.uint8)
+    return view
+
+
+def _store(context: Context) -> dist.TCPStore:
+    """torch's rendezvous on the job's own interface: left alone it would listen on every one."""
+    listener = None
+    if context.rank == 0:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.bind((context.address, 0))
+        listener.listen(max(16, context.world))
+    port = context.share([context.address, listener.getsockname()[1]] if listener else None)
+    options: dict[str, Any] = {"world_size": context.world, "timeout": datetime.timedelta(seconds=60)}
+    if listener is not None:
+        options["master_listen_fd"] = listener.detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dist.TCPStore(port[0], port[1], is_master=context.rank == 0, **options)

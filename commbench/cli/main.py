@@ -1,0 +1,64 @@
+"""The command line: one file a command, and one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from commbench import __version__
+from commbench.cli.doctor import doctor
+from commbench.cli.errors import UsageError
+from commbench.cli.run import run
+from commbench.cli.show import show
+
+# Plain help text: rich's takes longer to load than all the rest.
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="Time collective communication, beside what it should be and what it was.",
+    epilog="Start with: commbench run",
+)  # fmt: skip
+app.command()(run)
+app.command()(show)
+app.command()(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"commbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options before a command."""
+
+
+def main() -> int:
+    """Run the command; returns the exit code: 0 fine, 2 usage, 3 failed or incomplete."""
+    try:
+        result = app(standalone_mode=False)
+    except UsageError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        print("commbench: interrupted", file=sys.stderr)
+        return 3
+    except BrokenPipeError:
+        return 0
+    except Exception as error:
+        # typer carries its own copy of click, whose errors know how to print themselves.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _complain(error.format_message())
+        raise
+    return result if isinstance(result, int) else 0
+
+
+def _complain(message: str) -> int:
+    line = " ".join(message.split())
+    print(f"commbench: error: {line}", file=sys.stderr)
+    return 2

@@ -1,0 +1,180 @@
+"""The options of ``commbench run``, from the command line and from a TOML file, checked in one place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from commbench.backends import REGISTRY
+from commbench.cases import DTYPES, PLACEMENTS, REDUCE_OPS, TIMINGS, Sweep, parse_group
+from commbench.cli.errors import UsageError
+from commbench.collectives import COLLECTIVES
+from commbench.registry import unknown_name
+from commbench.units import parse_duration, parse_fraction, parse_sizes
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_ALIASES = {"float": "float32", "double": "float64", "half": "float16", "bf16": "bfloat16", "fp16": "float16",
+            "fp32": "float32", "fp64": "float64"}  # fmt: skip
+
+
+def _names(kind: str, known: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
+    def parse(value: Any) -> tuple[str, ...]:
+        found = []
+        for name in _items(value):
+            if name not in known:
+                raise ValueError(unknown_name(kind, name, known))
+            found.append(name)
+        return tuple(dict.fromkeys(found))
+
+    return parse
+
+
+def _items(value: Any) -> list[str]:
+    """A comma list or a TOML array, as stripped strings; at least one."""
+    items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
+    items = [item.strip() for item in items if item.strip()]
+    if not items:
+        raise ValueError("an empty list: name at least one")
+    return items
+
+
+def _collectives(value: Any) -> tuple[str, ...]:
+    if _items(value) == ["all"]:
+        return tuple(COLLECTIVES)
+    return _names("collective", tuple(COLLECTIVES))(value)
+
+
+def _dtypes(value: Any) -> tuple[str, ...]:
+    if _items(value) == ["all"]:
+        return tuple(DTYPES)
+    return _names("dtype", tuple(DTYPES))([_ALIASES.get(item, item) for item in _items(value)])
+
+
+def _ops(value: Any) -> tuple[str, ...]:
+    return REDUCE_OPS if _items(value) == ["all"] else _names("reduce op", REDUCE_OPS)(value)
+
+
+def _integer(least: int) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{value!r} is not a whole number") from None
+        if isinstance(value, bool) or number < least:
+            raise ValueError(f"{value} is too small: it must be {least} or more")
+        return number
+
+    return parse
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "backend": lambda value: _names("backend", tuple(REGISTRY))(value),
+    "collective": _collectives,
+    "sizes": lambda value: parse_sizes(",".join(_items(value))),
+    "dtype": _dtypes,
+    "op": _ops,
+    "placement": _names("placement", PLACEMENTS),
+    "group": lambda value: tuple(dict.fromkeys(parse_group(item) for item in _items(value))),
+    "root": _integer(0),
+    "timing": _names("timing", TIMINGS),
+    "precision": lambda value: parse_fraction(str(value)),
+    "max_time": lambda value: parse_duration(str(value)),
+    "budget": lambda value: None if str(value) == "auto" else parse_duration(str(value)),
+    "ranks": _integer(1),
+    "nodes": _integer(1),
+    "launches": _integer(1),
+    "cache": lambda value: _names("cache", ("rotate", "warm"))(value)[0],
+    "iters": _integer(1),
+    "soak": lambda value: parse_duration(str(value)),
+    "deadline": lambda value: parse_duration(str(value)),
+    "seed": _integer(0),
+}
+
+
+class RunOptions(BaseModel):
+    """Every option of ``commbench run`` with its default; the keys of a TOML file are these names (``for`` is soak)."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    backend: tuple[str, ...] = Sweep().backends
+    collective: tuple[str, ...] = Sweep().collectives
+    sizes: tuple[int, ...] = Sweep().sizes
+    dtype: tuple[str, ...] = ("float32",)
+    op: tuple[str, ...] = ("sum",)
+    placement: tuple[str, ...] = ("out",)
+    group: tuple[str, ...] = ("world",)
+    root: int = 0
+    timing: tuple[str, ...] = TIMINGS
+    precision: float = 0.02
+    max_time: float = 5.0
+    budget: float | None = None
+    ranks: int | None = None
+    nodes: int | None = None
+    launches: int = 1
+    cache: str = "rotate"
+    iters: int | None = None
+    soak: float | None = Field(default=None, alias="for")
+    deadline: float = 30.0
+    seed: int | None = None
+    out: Path = Path("results")
+    label: str = ""
+
+    @field_validator(*_PARSERS, mode="before")
+    @classmethod
+    def _parse(cls, value: Any, info: Any) -> Any:
+        return None if value is None else _PARSERS[info.field_name](value)
+
+    def sweep(self, seed: int) -> Sweep:
+        """The sweep that these options describe."""
+        return Sweep(
+            backends=self.backend, collectives=self.collective, sizes=self.sizes, dtypes=self.dtype, ops=self.op,
+            placements=self.placement, groups=self.group, timings=self.timing, root=self.root, cache=self.cache,
+            precision=self.precision, max_time_s=self.max_time, budget_s=self.budget, iterations=self.iters,
+            soak_s=self.soak, deadline_s=self.deadline, label=self.label,
+            seed=self.seed if self.seed is not None else seed,
+        )  # fmt: skip
+
+
+def read_options(file: Path | None, given: dict[str, Any]) -> RunOptions:
+    """Options from a TOML file overridden by those ``given`` on the command line (None: not given).
+
+    Raises UsageError with one line that names the option and what to write instead.
+    """
+    values = _read_toml(file) if file is not None else {}
+    values.update({key: value for key, value in given.items() if value is not None})
+    if "soak" in values and "for" in values:
+        del values["for"]
+    try:
+        return RunOptions(**values)
+    except ValidationError as error:
+        raise UsageError(_one_line(error, file)) from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as stream:
+            values = tomllib.load(stream)
+    except OSError as error:
+        raise UsageError(f"cannot read sweep file {file} ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"sweep file {file} is not TOML: {error}") from None
+    return {key.replace("-", "_"): value for key, value in values.items()}
+
+
+def _one_line(error: ValidationError, file: Path | None) -> str:
+    first = error.errors()[0]
+    key = str(first["loc"][0]) if first["loc"] else "options"
+    if first["type"] == "extra_forbidden":
+        known = sorted("for" if name == "soak" else name for name in RunOptions.model_fields)
+        return f"{file}: {unknown_name('key', key, known)}"
+    option = "--for" if key in ("soak", "for") else "--" + key.replace("_", "-")
+    reason = first.get("ctx", {}).get("error", first["msg"])
+    return f"{option}: {reason}"

@@ -1,0 +1,60 @@
+"""Live progress of a run: a line that moves on a terminal, a line a point elsewhere. Goes to standard error."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from commbench.units import format_bandwidth, format_size, format_time
+
+
+class Progress:
+    """Hears a run's events and shows how far it is."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._began = time.monotonic()
+        self._bar: Any = None
+        self._task: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+                TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self._task = self._bar.add_task("starting", total=total)
+            self._bar.start()
+
+    def hear(self, event: dict[str, Any]) -> None:
+        """One event of ``launch.runner``."""
+        if event["kind"] != "point":
+            return
+        self._done += 1
+        line = describe(event["point"])
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, total=max(self._total, self._done), description=line)
+        else:
+            seconds = time.monotonic() - self._began
+            print(f"[{self._done:>{len(str(self._total))}}/{self._total} {seconds:4.0f} s] {line}", file=sys.stderr)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def describe(point: dict[str, Any]) -> str:
+    """One point in one line."""
+    size = format_size(point["bytes"] or point["requested_bytes"])
+    name = f"{point['backend']} {point['collective']} {size} {point['timing']}"
+    if point["status"] == "skipped":
+        return f"{name}: skipped, {point['reason']}"
+    if point["status"] != "ok":
+        return f"{name}: {point['status']}, {point['wrong'] or 0} wrong elements"
+    rate = f", {format_bandwidth(point['busbw_Bps'])} GB/s bus" if point["busbw_Bps"] else ""
+    return f"{name}: {format_time(point['time_s'])}{rate}"

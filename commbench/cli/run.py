@@ -1,0 +1,187 @@
+"""``commbench run``: time collectives here, or as a rank of whatever launcher started it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from commbench.cases import Sweep
+    from commbench.cli.options import RunOptions
+    from commbench.launch.place import Place
+    from commbench.launch.runner import Run
+
+_HELP = """Time collectives, check their data, store every point, and set each beside ring, tree and lower bound.
+
+Without a launcher it starts the ranks itself, on this host. Under mpirun, srun or torchrun it becomes a rank.
+
+\b
+Examples:
+  commbench run
+  commbench run --backend gloo --collective all_reduce --sizes 8:64M:4x --ranks 4
+  commbench run --collective all --dtype float32,bfloat16 --op sum,max --placement out,in
+  commbench run sweep.toml --label after-driver-update
+  mpirun -n 4 commbench run --backend mpi
+  torchrun --nproc-per-node 4 --no-python commbench run --backend gloo
+"""
+
+Text = Annotated[Optional[str], typer.Option()]
+
+
+def _option(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, show_default=False)
+
+
+def run(
+    sweep_file: Annotated[Optional[Path], typer.Argument(metavar="[SWEEP.toml]", help="The same options as keys of a TOML file.", show_default=False)] = None,
+    backend: Annotated[Optional[str], _option("gloo, mpi, nccl; several with commas. Default: gloo,mpi.")] = None,
+    collective: Annotated[Optional[str], _option("all_reduce, all_gather, ... or all. Default: all_reduce,reduce_scatter,all_gather,all_to_all.")] = None,
+    sizes: Annotated[Optional[str], _option("8:64M:4x, 1M:8M:+1M or 8,1K,1M; K, M, G are 1024-based. Default: 8:16M:8x.")] = None,
+    dtype: Annotated[Optional[str], _option("float32, bfloat16, int8, ... or all. Default: float32.")] = None,
+    op: Annotated[Optional[str], _option("sum, prod, min, max, avg, band, bor, bxor or all. Default: sum.")] = None,
+    placement: Annotated[Optional[str], _option("out, in or both with a comma. Default: out.")] = None,
+    group: Annotated[Optional[str], _option("world, node, rail, pair:A-B. Default: world.")] = None,
+    root: Annotated[Optional[str], _option("Root of rooted collectives. Default: 0.")] = None,
+    timing: Annotated[Optional[str], _option("isolated, streamed. Default: both.")] = None,
+    precision: Annotated[Optional[str], _option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
+    max_time: Annotated[Optional[str], _option("Longest time a case may take. Default: 5s.")] = None,
+    budget: Annotated[Optional[str], _option("Time for the whole sweep. Default: auto, a third of a second a case.")] = None,
+    ranks: Annotated[Optional[str], _option("Local processes to start where there is no launcher. Default: 2.")] = None,
+    nodes: Annotated[Optional[str], _option("Hosts that the launcher is expected to use; others end the run.")] = None,
+    launches: Annotated[Optional[str], _option("Fresh sets of processes. Default: 1.")] = None,
+    cache: Annotated[Optional[str], _option("rotate buffers, or keep one set warm. Default: rotate.")] = None,
+    iters: Annotated[Optional[str], _option("A fixed number of iterations instead of --precision.")] = None,
+    soak: Annotated[Optional[str], _option("Soak: repeat the sweep for this long, such as 2h.", "--for")] = None,
+    deadline: Annotated[Optional[str], _option("How long a rank may be silent before it is named. Default: 30s.")] = None,
+    seed: Annotated[Optional[str], _option("Seed of the data. Default: random, and stored.")] = None,
+    out: Annotated[Optional[str], _option("Directory that results go to. Default: results.")] = None,
+    label: Annotated[Optional[str], _option("A name for this run, stored with every point.")] = None,
+    launcher: Annotated[Optional[str], _option("Which launcher's variables to believe, or none.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases and stop.")] = False,
+) -> int:  # fmt: skip
+    from commbench.cli.errors import UsageError
+    from commbench.cli.options import read_options
+    from commbench.launch.place import LaunchError, detect
+    from commbench.launch.runner import NotRunnable, check_runnable, new_seed
+    from commbench.store.writer import StoreError
+
+    given = {
+        "backend": backend, "collective": collective, "sizes": sizes, "dtype": dtype, "op": op,
+        "placement": placement, "group": group, "root": root, "timing": timing, "precision": precision,
+        "max_time": max_time, "budget": budget, "ranks": ranks, "nodes": nodes, "launches": launches, "cache": cache,
+        "iters": iters, "soak": soak, "deadline": deadline, "seed": seed, "out": out, "label": label,
+    }  # fmt: skip
+    options = read_options(sweep_file, given)
+    try:
+        place = detect(os.environ, launcher)
+        sweep = options.sweep(new_seed())
+        _check_world(options, place)
+        if dry_run:
+            return _list_cases(options, sweep, place)
+        check_runnable(sweep, starts_ranks=place is None)
+        return _here(options, sweep) if place is None else _as_head(options, sweep, place)
+    except (LaunchError, NotRunnable, StoreError) as error:
+        raise UsageError(str(error)) from None
+
+
+run.__doc__ = _HELP
+
+
+def _check_world(options: RunOptions, place: Place | None) -> None:
+    from commbench.cli.errors import UsageError
+
+    if place is None:
+        return
+    for warning in place.warnings:
+        print(f"commbench: warning: {warning}", file=sys.stderr)
+    if options.ranks is not None and options.ranks != place.world:
+        raise UsageError(
+            f"--ranks {options.ranks} does not fit the {place.world} ranks that {place.launcher} started: leave it out"
+        )
+    if options.launches != 1:
+        raise UsageError(f"--launches needs commbench to start the ranks itself; {place.launcher} already did")
+
+
+def _ranks(options: RunOptions, place: Place | None) -> int:
+    return place.world if place else options.ranks or 2
+
+
+def _list_cases(options: RunOptions, sweep: Sweep, place: Place | None) -> int:
+    import socket
+
+    cases = _expand(sweep, (socket.gethostname(),) * _ranks(options, place))
+    for case in cases:
+        asked = f" (asked for {case.requested_bytes} B)" if case.requested_bytes != case.bytes else ""
+        print(f"{case.case_id}  {case.title}{asked}" + (f"  skipped: {case.skip}" if case.skip else ""))
+    print(f"{len(cases)} cases", file=sys.stderr)
+    return 0
+
+
+def _expand(sweep: Sweep, hosts: tuple[str, ...]) -> tuple[Any, ...]:
+    from commbench.cases import Layout
+    from commbench.cli.errors import UsageError
+
+    try:
+        return sweep.expand(Layout(hosts=hosts))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _here(options: RunOptions, sweep: Sweep) -> int:
+    import socket
+
+    from commbench.cli.progress import Progress
+    from commbench.launch.runner import run_local
+
+    ranks = _ranks(options, None)
+    cases = _expand(sweep, (socket.gethostname(),) * ranks)
+    progress = Progress(len(cases) * options.launches)
+    try:
+        found = run_local(
+            sweep, ranks=ranks, launches=options.launches, out=options.out, on_event=progress.hear
+        )
+    finally:
+        progress.close()
+    return _report(found)
+
+
+def _as_head(options: RunOptions, sweep: Sweep, place: Place) -> int:
+    import socket
+
+    from commbench.cli.progress import Progress
+    from commbench.launch.runner import run_as_head
+    from commbench.worker import work
+
+    # The layout is known only when all have arrived; a world on one host tells what is wrong with the options now.
+    progress = Progress(len(_expand(sweep, (socket.gethostname(),) * place.world)))
+
+    def end(run: Run) -> None:
+        progress.close()
+        _report(run)
+
+    found = run_as_head(
+        sweep, place=place, out=options.out, nodes=options.nodes, on_event=progress.hear, on_end=end, be_rank=work
+    )
+    return found.exit_code
+
+
+def _report(run: Run) -> int:
+    """Tables from what was heard, so that a full disk does not hide them; then how it ended and where it is."""
+    if run.outcome.line:
+        kept = f"{len(run.points)} points kept in {run.directory}"
+        print(f"commbench: {run.outcome.line}; {kept}", file=sys.stderr, flush=True)
+    if run.points:
+        from commbench.report.frame import from_points
+        from commbench.report.tables import print_tables
+
+        print_tables(from_points(run.points))
+    wrong = sum(1 for point in run.points if point["status"] == "wrong")
+    if wrong:
+        print(f"commbench: {wrong} points have wrong data: no bandwidth is given for them", file=sys.stderr)
+    print(f"results: {run.directory}")
+    print(f"next:    commbench show {run.directory} --plot {run.directory / 'busbw.png'}")
+    return run.exit_code

@@ -1,0 +1,278 @@
+"""Runs a sweep from its head: the process that the user started, or rank 0 under somebody else's launcher.
+
+The head makes the run's directory, holds the control plane's hub, hears of every point, and writes how it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import commbench
+from commbench.backends import BACKENDS
+from commbench.cases import Case, Layout, Sweep
+from commbench.launch.client import Client
+from commbench.launch.heartbeat import Heartbeat, read_beats
+from commbench.launch.hub import Hub
+from commbench.launch.judge import Outcome
+from commbench.launch.meet import meet
+from commbench.launch.network import LOOPBACK, listen
+from commbench.launch.place import Place
+from commbench.launch.start import child_environment, find_mpirun, start_local, start_mpirun
+from commbench.launch.verify import hello, verify
+from commbench.provenance.env import collect_env
+from commbench.provenance.git import collect_git
+from commbench.records import END, MANIFEST
+from commbench.store.writer import StoreError, create_run, utc_now, write_json
+
+SECONDS_A_CASE = 1 / 3
+
+
+class NotRunnable(ValueError):
+    """What was asked for cannot be run here: one line that says why and what to do."""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A run in progress, and afterwards what came of it. ``points`` are kept here as well as on disk."""
+
+    sweep: Sweep
+    directory: Path
+    on_event: Callable[[dict[str, Any]], None]
+    points: list[dict[str, Any]] = field(default_factory=list)
+    outcome: Outcome = field(default_factory=Outcome.ok)
+
+    def hear(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "point":
+            self.points.append(event["point"])
+        self.on_event(event)
+
+    def begin(self, layout: Layout, launcher: str, launches: int, cases: int) -> None:
+        """The manifest, on disk before the first timing."""
+        write_json(
+            self.directory / MANIFEST,
+            {
+                "run_id": self.directory.name, "started_utc": utc_now(), "commbench": commbench.__version__,
+                "git": collect_git(), "argv": sys.argv, "launcher": launcher, "launches": launches, "cases": cases,
+                "sweep": self.sweep.to_dict(), "label": self.sweep.label, "seed": self.sweep.seed,
+                "world": layout.world, "hosts": list(layout.hosts), "environment": collect_env(os.environ),
+            },
+        )  # fmt: skip
+
+    def end(self) -> None:
+        """How it ended, written last; a disk that is full already is no further news."""
+        counts: dict[str, int] = {}
+        for point in self.points:
+            counts[point["status"]] = counts.get(point["status"], 0) + 1
+        try:
+            write_json(
+                self.directory / END,
+                {
+                    "status": self.outcome.status, "reason": self.outcome.line, "exit_code": self.exit_code,
+                    "ended_utc": utc_now(), "points": counts, "blamed_ranks": list(self.outcome.ranks),
+                },
+            )  # fmt: skip
+        except StoreError as error:
+            print(f"commbench: {error}", file=sys.stderr)
+
+    @property
+    def exit_code(self) -> int:
+        if self.outcome.code:
+            return self.outcome.code
+        return 3 if any(point["status"] in ("wrong", "failed") for point in self.points) else 0
+
+
+def new_seed() -> int:
+    return secrets.randbits(31)
+
+
+def check_runnable(sweep: Sweep, *, starts_ranks: bool) -> None:
+    """Raises NotRunnable where a backend cannot run here, or cannot be started without a launcher."""
+    for name in sweep.backends:
+        reason = BACKENDS[name].why_unavailable()
+        if reason:
+            raise NotRunnable(reason)
+        if starts_ranks and BACKENDS[name].starter == "mpirun" and find_mpirun() is None:
+            raise NotRunnable(
+                f"backend {name!r} needs mpirun to start its ranks and there is none beside {sys.executable} or on PATH: "
+                "pip install 'commbench[mpi]', or start commbench under the cluster's mpirun or srun"
+            )
+
+
+# -- the ranks are ours ----------------------------------------------------------------------------
+
+
+def run_local(
+    sweep: Sweep, *, ranks: int, launches: int, out: Path, on_event: Callable[[dict[str, Any]], None],
+    ready: Callable[[Run], None] = lambda run: None,
+) -> Run:  # fmt: skip
+    """Start ``ranks`` processes on this host for every launch and kind of backend, one set after the other."""
+    layout = Layout(hosts=(socket.gethostname(),) * ranks)
+    cases = sweep.expand(layout)
+    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event)
+    sets = _process_sets(cases)
+    run.begin(layout, "commbench", launches * len(sets), launches * len(cases))
+    ready(run)
+    try:
+        for index in range(launches * len(sets)):
+            mine = sets[index % len(sets)]
+            share = len(mine) / len(cases) / launches
+            run.outcome = _launch(run, index, mine, layout, share)
+            if run.outcome.code:
+                break
+    finally:
+        run.end()
+    return run
+
+
+def _process_sets(cases: tuple[Case, ...]) -> list[tuple[Case, ...]]:
+    """Cases by what starts their ranks: each kind needs processes of its own."""
+    kinds = dict.fromkeys(BACKENDS[case.backend].starter for case in cases)
+    return [tuple(case for case in cases if BACKENDS[case.backend].starter == kind) for kind in kinds]
+
+
+def _launch(run: Run, index: int, cases: tuple[Case, ...], layout: Layout, share: float) -> Outcome:
+    listener = listen(LOOPBACK)
+    token = secrets.token_hex(16)
+    with _pages() as pages:
+        oversubscribed = layout.world > len(os.sched_getaffinity(0))
+        environment = child_environment(os.environ, hub=listener.getsockname(), token=token, pages=pages)
+        if BACKENDS[cases[0].backend].starter == "mpirun":
+            children = start_mpirun(find_mpirun() or "mpirun", layout.world, environment, oversubscribed=oversubscribed)
+        else:
+            children = start_local(layout.world, environment)
+
+        def plan(hellos: list[dict[str, Any]]) -> dict[str, Any]:
+            children.watch([said["pid"] for said in hellos])
+            found = verify(hellos)
+            return make_plan(run, index, found, cases, _cores_for_all(hellos), share)
+
+        hub = Hub(
+            listener=listener, world=layout.world, token=token, make_plan=plan, on_event=run.hear,
+            watch=children.exits, beats=lambda: read_beats(pages),
+        )  # fmt: skip
+        try:
+            with _interruptible(hub):
+                outcome = hub.run()
+            if outcome.code == 0:
+                children.wait(20.0)
+        finally:
+            children.end()
+    return outcome
+
+
+def make_plan(
+    run: Run, index: int, layout: Layout, cases: tuple[Case, ...], spin: bool, share: float
+) -> dict[str, Any]:
+    """What every rank is told; ``share`` is this launch's part of the budget and of a soak."""
+    sweep = run.sweep
+    budget = sweep.budget_s * share if sweep.budget_s is not None else max(5.0, SECONDS_A_CASE * len(cases))
+    told = replace(sweep, soak_s=sweep.soak_s * share if sweep.soak_s is not None else None)
+    return {
+        "run": str(run.directory.resolve()), "run_id": run.directory.name, "launch": index, "hosts": list(layout.hosts),
+        "sweep": told.to_dict(), "cases": [case.to_dict() for case in cases],
+        "titles": [case.title for case in cases], "spin": spin, "budget_s": budget,
+    }  # fmt: skip
+
+
+def _cores_for_all(hellos: list[dict[str, Any]]) -> bool:
+    """Whether every rank has a core of its own, on every host."""
+    cores: dict[str, set[int]] = {}
+    ranks: dict[str, int] = {}
+    for said in hellos:
+        cores.setdefault(said["host"], set()).update(said["cores"])
+        ranks[said["host"]] = ranks.get(said["host"], 0) + 1
+    return all(ranks[host] <= len(cores[host]) for host in ranks)
+
+
+@contextmanager
+def _pages() -> Iterator[str]:
+    """A private directory in memory for the heartbeats; COMMBENCH_HEARTBEATS names one that stays."""
+    chosen = os.environ.get("COMMBENCH_HEARTBEATS")
+    if chosen:
+        Path(chosen).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for file in Path(chosen).glob("rank-*"):
+            file.unlink()
+        yield chosen
+        return
+    directory = tempfile.mkdtemp(prefix="commbench-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _interruptible(hub: Hub) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the launch in order; a second Ctrl-C does what it always did."""
+
+    def ask(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        hub.interrupt("interrupted" if number == signal.SIGINT else "told to end (SIGTERM)")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- the ranks are somebody else's -----------------------------------------------------------------
+
+
+def run_as_head(
+    sweep: Sweep, *, place: Place, out: Path, nodes: int | None, on_event: Callable[[dict[str, Any]], None],
+    on_end: Callable[[Run], None], be_rank: Callable[[Client, Place], int],
+) -> Run:  # fmt: skip
+    """Rank 0 under a launcher: hold the hub in a thread, and be a rank. ``on_end`` prints what came of it.
+
+    A fault ends this process from the thread, because the main thread may be stuck inside a library.
+    """
+    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event)
+    meeting = meet(place)
+    assert meeting.listener is not None
+
+    def plan(hellos: list[dict[str, Any]]) -> dict[str, Any]:
+        layout = verify(hellos, nodes)
+        cases = sweep.expand(layout)
+        run.begin(layout, place.launcher, 1, len(cases))
+        return make_plan(run, 0, layout, cases, _cores_for_all(hellos), 1.0)
+
+    heartbeat = Heartbeat(place.rank)
+    hub = Hub(
+        listener=meeting.listener, world=place.world, token=meeting.token, make_plan=plan, on_event=run.hear,
+        beats=lambda: {place.rank: heartbeat.read()},
+    )  # fmt: skip
+
+    def serve() -> None:
+        run.outcome = hub.run()
+        if run.outcome.code:
+            run.end()
+            on_end(run)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(run.exit_code)
+
+    thread = threading.Thread(target=serve, name="commbench-hub", daemon=True)
+    thread.start()
+    client = Client(
+        address=meeting.address, token=meeting.token, hello=hello(place), heartbeat=heartbeat, obeys_stop=False
+    )
+    with _interruptible(hub):
+        be_rank(client, place)
+        thread.join()
+    run.end()
+    on_end(run)
+    return run

@@ -1,0 +1,335 @@
+"""Measures one case: warm-up, isolated or streamed iterations, checks, and the decision to stop.
+
+Every rank runs this in step. Rank 0 decides between rounds; inside a round no rank sends anything but what is
+measured. An isolated round is a few iterations, each with an agreed start and buffers of its own; a streamed round is
+one batch of back-to-back operations.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.measure.clock import SAME_HOST_ERROR_S, now_ns, wait_until
+from commbench.measure.control import Control
+from commbench.measure.data import Pattern
+from commbench.measure.operation import Operation
+from commbench.measure.ranks import Iterations, combine, well_started
+from commbench.measure.stopping import StoppingRule
+from commbench.stats.summary import Summary, summarise_times
+
+WARMUP_ROUNDS = 6
+WARMUP_ROUND_S = 0.01
+ISOLATED_ROUND_S = 0.02
+# A batch must dwarf the clock's resolution (60 ns through Python) and the start's skew.
+STREAMED_BATCH_S = 2e-3
+MAX_BATCH = 20_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How to measure. ``common_clock``: all ranks read one clock. ``spin``: every rank has a core of its own.
+
+    ``barrier`` starts iterations together where clocks differ; every rank of the world takes part in it.
+    """
+
+    streamed: bool
+    rule: StoppingRule
+    deadline_s: float
+    common_clock: bool
+    spin: bool
+    barrier: Operation | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What rank 0 knows in the end. ``stamps[rank, iteration] = (start, end)`` in ns; ``kept`` marks iterations that
+    count; ``batch`` operations make one iteration (1 when isolated). ``summary`` is per operation."""
+
+    summary: Summary
+    iterations: Iterations
+    kept: NDArray[np.bool_]
+    stamps: NDArray[np.int64]
+    batch: int
+    late_starts: bool
+    wrong: int
+    verified: int
+    stop: str
+    start: str
+
+
+@dataclass(kw_only=True)
+class _Rank:
+    """This rank's part: its buffer sets, and what it has filled them with."""
+
+    operations: list[Operation]
+    pattern: Pattern | None
+    control: Control
+    settings: Settings
+    filled: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def takes_part(self) -> bool:
+        return bool(self.operations)
+
+    def fill(self, sets: int, first: int, checked: frozenset[int]) -> None:
+        """Fresh inputs and poisoned outputs where the output will be checked or the input was overwritten."""
+        if self.pattern is None:
+            return
+        for index, operation in enumerate(self.operations[:sets]):
+            if index in checked or index not in self.filled or not operation.repeatable:
+                self.pattern.poison(operation.output)
+                self.pattern.fill(operation.input, first + index)
+                operation.upload()
+                self.filled[index] = first + index
+
+    def count_wrong(self, checked: frozenset[int]) -> int:
+        wrong = 0
+        if self.pattern is not None and self.takes_part:
+            for index in checked:
+                operation = self.operations[index]
+                operation.download()
+                wrong += self.pattern.wrong(operation.output, self.filled[index])
+        return wrong
+
+    def warm(self, count: int) -> float:
+        """Seconds an operation, without a synchronised start."""
+        start = now_ns()
+        for index in range(count):
+            if self.takes_part:
+                self.operations[index % len(self.operations)].run()
+        return (now_ns() - start) / count / 1e9
+
+    def isolated(self, count: int, first: int, base_ns: int, spacing_ns: int) -> NDArray[np.int64]:
+        """``count`` iterations, iteration k starting at ``base_ns + k * spacing_ns``: their stamps, (count, 2)."""
+        starts, ends = [0] * count, [0] * count
+        beat, spin, barrier = self.control.beat, self.settings.spin, self.settings.barrier
+        runs: list[Callable[[], Any]] = [operation.run for operation in self.operations[:count]]
+        if not runs:
+            for _ in range(count if barrier is not None else 0):
+                barrier.run()  # type: ignore[union-attr]
+            return np.zeros((count, 2), dtype=np.int64)
+        for index, run in enumerate(runs):
+            beat("inside", first + index)
+            if barrier is not None:
+                barrier.run()
+            else:
+                wait_until(base_ns + index * spacing_ns, spin)
+            start = now_ns()
+            run()
+            end = now_ns()
+            starts[index], ends[index] = start, end
+        return np.array([starts, ends], dtype=np.int64).T
+
+    def streamed(self, count: int, first: int, base_ns: int) -> NDArray[np.int64]:
+        """One batch of ``count`` operations: its stamps, (1, 2)."""
+        sets = len(self.operations)
+        barrier = self.settings.barrier
+        calls = [self.operations[index % sets].enqueue for index in range(count)] if sets else []
+        finish = self.operations[0].finish if sets else None
+        self.control.beat("inside", first)
+        if barrier is not None:
+            barrier.run()
+        else:
+            wait_until(base_ns, self.settings.spin)
+        if finish is None:
+            return np.zeros((1, 2), dtype=np.int64)
+        start = now_ns()
+        for call in calls:
+            call()
+        finish()
+        end = now_ns()
+        return np.array([[start, end]], dtype=np.int64)
+
+
+def measure(
+    operations: list[Operation], pattern: Pattern | None, control: Control, settings: Settings,
+    groups: tuple[tuple[int, ...], ...], doing: str,
+) -> Measured | None:  # fmt: skip
+    """Measure one case on every rank; the result at rank 0, None elsewhere.
+
+    A rank outside every group passes no operations and only keeps step. ``doing`` names the case where a deadline
+    passes.
+    """
+    rank = _Rank(operations=operations, pattern=pattern, control=control, settings=settings)
+    estimate_s = _warm_up(rank, doing)
+    sets = control.agree(len(operations) or None, lambda counts: min(c for c in counts if c))
+    repeatable = control.agree(all(operation.repeatable for operation in operations), all)
+    head = _Head(
+        settings=settings, groups=groups, sets=sets, repeatable=repeatable, estimate_s=estimate_s,
+        checkable=pattern is not None,
+    ) if control.rank == 0 else None  # fmt: skip
+    gc.collect()
+    gc.disable()
+    try:
+        while True:
+            plan = control.share(head.plan() if head else None)
+            if plan["stop"]:
+                break
+            control.expect(max(settings.deadline_s, 100 * plan["expected_s"]), doing)
+            values, stamps = _round(rank, plan)
+            gathered = control.gather(values, stamps.tobytes())
+            if head and gathered is not None:
+                head.learn(plan, gathered)
+    finally:
+        gc.enable()
+    return head.result(plan["stop"]) if head else None
+
+
+def _warm_up(rank: _Rank, doing: str) -> float:
+    """Run until times settle, at most WARMUP_ROUNDS rounds: seconds an operation takes, as rank 0 sees it."""
+    control = rank.control
+    control.beat("preparing")
+    control.expect(rank.settings.deadline_s, f"warming up {doing}")
+    rank.fill(len(rank.operations), 0, frozenset())
+    count, previous = 1, 0.0
+    for number in range(WARMUP_ROUNDS):
+        seconds = control.agree(rank.warm(count), max)
+        settled = number > 0 and seconds >= 0.9 * previous
+        if settled or seconds * count > 10 * WARMUP_ROUND_S:
+            break
+        previous = seconds
+        count = max(1, min(1000, int(WARMUP_ROUND_S / max(seconds, 1e-7))))
+    # What the warm-up left in overwritten buffers is not worth keeping.
+    rank.filled.clear()
+    return max(seconds, 1e-7)
+
+
+def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64]]:
+    control, settings = rank.control, rank.settings
+    checked = frozenset(plan["check"])
+    control.beat("preparing", plan["first"])
+    began = time.perf_counter()
+    rank.fill(plan["sets"], plan["first"], checked)
+    filled = time.perf_counter()
+    control.gather(None)
+    base_ns = control.share(now_ns() + plan["lead_ns"])
+    ready = time.perf_counter()
+    if settings.streamed:
+        stamps = rank.streamed(plan["count"], plan["first"], base_ns)
+    else:
+        stamps = rank.isolated(plan["count"], plan["first"], base_ns, plan["spacing_ns"])
+    done = time.perf_counter()
+    control.beat("checking", plan["first"])
+    wrong = rank.count_wrong(checked)
+    values = {"wrong": wrong, "timed_s": done - ready, "check_s": time.perf_counter() - done + filled - began}
+    control.beat("deciding", plan["first"])
+    return values, stamps
+
+
+@dataclass(kw_only=True)
+class _Head:
+    """Rank 0's side: plans rounds, collects them, decides to stop."""
+
+    settings: Settings
+    groups: tuple[tuple[int, ...], ...]
+    sets: int
+    repeatable: bool
+    estimate_s: float
+    checkable: bool
+    began: float = field(default_factory=time.monotonic)
+    rounds: list[NDArray[np.int64]] = field(default_factory=list)
+    times: list[NDArray[np.float64]] = field(default_factory=list)
+    wrong: int = 0
+    verified: int = 0
+    first: int = 0
+    timed_s: float = 0.0
+    check_s: float = 0.0
+    checked: int = 0
+    spread: float = 1.5
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        if self.settings.streamed:
+            self.batch = self._batch()
+
+    def _batch(self) -> int:
+        rule = self.settings.rule
+        if rule.iterations is not None:
+            batch = max(1, rule.iterations // 10)
+        else:
+            batch = int(min(STREAMED_BATCH_S, rule.limit_s / 20) / self.estimate_s)
+        # An operation that overwrites its input may use each set once only.
+        return max(2, min(batch, MAX_BATCH if self.repeatable else self.sets))
+
+    def plan(self) -> dict[str, Any]:
+        rule = self.settings.rule
+        samples = np.concatenate(self.times) if self.times else np.empty(0)
+        wanted = rule
+        if self.settings.streamed and rule.iterations is not None:
+            wanted = StoppingRule(
+                precision=rule.precision, limit_s=rule.limit_s, limit_name=rule.limit_name,
+                iterations=max(1, -(-rule.iterations // self.batch)),
+            )  # fmt: skip
+        stop = "wrong" if self.wrong else wanted.decide(samples, len(self.times), time.monotonic() - self.began)
+        count = self.batch if self.settings.streamed else self._isolated_count(wanted, len(samples))
+        sets = min(count, self.sets)
+        spacing_s = self.spread * self.estimate_s + 1e-5
+        return {
+            "stop": stop, "count": count, "sets": sets, "first": self.first,
+            "spacing_ns": int(spacing_s * 1e9), "lead_ns": self._lead_ns(),
+            "check": self._choose(sets), "expected_s": count * spacing_s,
+        }  # fmt: skip
+
+    def _isolated_count(self, rule: StoppingRule, have: int) -> int:
+        count = max(1, min(self.sets, int(ISOLATED_ROUND_S / (self.spread * self.estimate_s + 1e-5))))
+        return max(1, min(count, rule.iterations - have)) if rule.iterations is not None else count
+
+    def _lead_ns(self) -> int:
+        """How far ahead to set the start: the last rank must hear of it in time."""
+        world = sum(len(group) for group in self.groups)
+        return int((3e-4 + world * (5e-5 if self.settings.spin else 3e-4)) * 1e9)
+
+    def _choose(self, sets: int) -> list[int]:
+        """Which sets of the next round to check: all while checking costs no more than timing, else as many as do."""
+        if not self.checkable:
+            return []
+        if not self.checked:
+            return list(range(sets)) if not self.settings.streamed else [sets - 1]
+        affordable = int(self.timed_s / len(self.times) / (self.check_s / self.checked))
+        if affordable >= sets:
+            return list(range(sets))
+        affordable = max(1, affordable)
+        # Rotate, so that no set is left out for ever.
+        offset = len(self.times)
+        return sorted({(offset + index * sets // affordable) % sets for index in range(affordable)})
+
+    def learn(self, plan: dict[str, Any], gathered: list[tuple[Any, bytes]]) -> None:
+        stamps = np.stack([np.frombuffer(blob, dtype=np.int64).reshape(-1, 2) for _, blob in gathered])
+        values = [value for value, _ in gathered]
+        found = self._combine(stamps)
+        self.rounds.append(stamps)
+        self.times.append(found.time)
+        self.first += max(plan["count"], plan["sets"])
+        self.wrong += sum(value["wrong"] for value in values)
+        self.verified += len(plan["check"])
+        self.checked += len(plan["check"])
+        self.timed_s += max(value["timed_s"] for value in values)
+        self.check_s += max(value["check_s"] for value in values)
+        if not self.settings.streamed:
+            self.estimate_s = max(1e-7, float(np.percentile(found.first, 90)))
+            late = np.mean(found.skew > np.maximum(SAME_HOST_ERROR_S, 0.1 * found.time))
+            # Iterations that run into the next one's start need more room, up to the point where it does not help.
+            self.spread = min(20.0, self.spread * 1.5) if late > 0.3 else max(1.5, self.spread / 1.1)
+
+    def _combine(self, stamps: NDArray[np.int64]) -> Iterations:
+        common = self.settings.common_clock and not self.settings.streamed
+        return combine(stamps, self.groups, common_clock=common)
+
+    def result(self, stop: str) -> Measured:
+        stamps = np.concatenate(self.rounds, axis=1)
+        found = self._combine(stamps)
+        kept, late = np.ones(len(found.time), dtype=bool), False
+        if self.settings.common_clock and not self.settings.streamed:
+            kept, late = well_started(found, SAME_HOST_ERROR_S)
+        start = "barrier" if self.settings.barrier is not None else "clock"
+        return Measured(
+            summary=summarise_times(found.time[kept] / self.batch), iterations=found, kept=kept, stamps=stamps,
+            batch=self.batch, late_starts=late, wrong=self.wrong, verified=self.verified, stop=stop, start=start,
+        )  # fmt: skip

@@ -1,0 +1,103 @@
+"""From what was measured of a case to the point that is stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from commbench.cases import Case, Layout, group_members
+from commbench.measure.loop import Measured
+from commbench.models import Links, nearest, predict
+from commbench.records import STATUS_OK, STATUS_SKIPPED, STATUS_WRONG, Point
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What all points of one backend in one launch share."""
+
+    run_id: str
+    launch: int
+    label: str
+    seed: int
+    layout: Layout
+    backend_settings: dict[str, str]
+    links: Links | None
+    oversubscribed: bool
+
+
+def skipped(case: Case, reason: str, setting: Setting, started_utc: str) -> Point:
+    """The point of a case that cannot be run here."""
+    return Point(**_identity(case, setting, started_utc), status=STATUS_SKIPPED, reason=reason)
+
+
+def measured_point(
+    case: Case, found: Measured, setting: Setting, *, started_utc: str, note: str | None, steal_s: float | None,
+    pass_index: int,
+) -> Point:  # fmt: skip
+    """The point of a case that was run. Wrong data leaves it without a bandwidth and without models."""
+    summary, wrong = found.summary, found.wrong
+    point = Point(**_identity(case, setting, started_utc), status=STATUS_WRONG if wrong else STATUS_OK)
+    kept = found.kept
+    point.wrong, point.verified = wrong, found.verified
+    point.samples, point.discarded, point.stop = summary.count, int((~kept).sum()), found.stop
+    point.time_s, point.time_lo_s, point.time_hi_s = summary.median, summary.lo, summary.hi
+    point.interval_of, point.interval_level = summary.interval_of, summary.level
+    point.time_min_s, point.time_max_s, point.time_mean_s = summary.min, summary.max, summary.mean
+    point.time_p05_s, point.time_p25_s = summary.p05, summary.p25
+    point.time_p75_s, point.time_p95_s, point.time_p99_s = summary.p75, summary.p95, summary.p99
+    iterations = found.iterations
+    slowest = Counter(iterations.last_rank[kept].tolist()).most_common(1)[0][0]
+    point.slowest_rank, point.slowest_host = slowest, setting.layout.hosts[slowest]
+    point.group_index = Counter(iterations.group[kept].tolist()).most_common(1)[0][0]
+    if case.timing == "isolated" and found.start == "clock":
+        point.skew_s = float(np.median(iterations.skew[kept]))
+        point.time_first_s = float(np.median(iterations.first[kept]))
+        point.late_starts = found.late_starts
+    point.start, point.note, point.steal_s, point.pass_index = found.start, note, steal_s, pass_index
+    if not wrong:
+        _set_bandwidth(point, case)
+        _set_models(point, case, setting)
+    return point
+
+
+def _identity(case: Case, setting: Setting, started_utc: str) -> dict[str, Any]:
+    return {
+        "run_id": setting.run_id, "launch": setting.launch, "started_utc": started_utc, "label": setting.label,
+        "collective": case.collective, "backend": case.backend, "algorithm": case.algorithm, "group": case.group,
+        "ranks": case.ranks, "nodes": case.nodes, "ranks_per_node": case.ranks / case.nodes, "dtype": case.dtype,
+        "reduce_op": case.reduce_op, "placement": case.placement, "bytes": case.bytes,
+        "requested_bytes": case.requested_bytes, "timing": case.timing, "execution": case.execution,
+        "cache": case.cache, "case_id": case.case_id, "seed": setting.seed, "root": case.root,
+        "world": setting.layout.world, "backend_settings": setting.backend_settings,
+        "calibration_id": setting.links.calibration_id if setting.links else None,
+        "oversubscribed": setting.oversubscribed,
+    }  # fmt: skip
+
+
+def _set_bandwidth(point: Point, case: Case) -> None:
+    if case.bytes and point.time_s:
+        point.algbw_Bps = case.bytes / point.time_s
+        point.busbw_Bps = point.algbw_Bps * case.spec.bus_factor(case.ranks)
+
+
+def _set_models(point: Point, case: Case, setting: Setting) -> None:
+    if setting.links is None or not point.time_s:
+        return
+    group = group_members(case.group, setting.layout)[point.group_index or 0]
+    host_of = setting.layout.host_of
+    found = predict(
+        case.collective, case.bytes, tuple(host_of[rank] for rank in group), setting.links, timing=case.timing,
+        root=case.root, itemsize=case.itemsize,
+    )  # fmt: skip
+    point.ring_s, point.tree_s, point.bound_s = found.ring_s, found.tree_s, found.bound_s
+    point.predictions = dict(found.times)
+    factor = case.bytes * case.spec.bus_factor(case.ranks)
+    point.ring_busbw_Bps = factor / found.ring_s if found.ring_s and factor else None
+    point.tree_busbw_Bps = factor / found.tree_s if found.tree_s and factor else None
+    if found.bound_s:
+        point.efficiency = found.bound_s / point.time_s
+        point.beyond_bound = point.time_s < found.bound_s
+    point.nearest_model, point.nearest_error = nearest(found.times, point.time_s)

@@ -1,0 +1,39 @@
+"""When a case has been measured enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.stats.summary import relative_half_width, summarise_times
+
+# Fewer rounds than this are one stretch of machine noise, however many iterations they hold.
+MIN_ROUNDS = 10
+MAX_SAMPLES = 200_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoppingRule:
+    """Stop when the median's 95 % interval is within ``precision`` of it, or at the limit.
+
+    ``limit_s`` is this case's time and ``limit_name`` says where it comes from (``max_time`` or ``budget``).
+    ``iterations`` fixes the number of samples instead.
+    """
+
+    precision: float
+    limit_s: float
+    limit_name: str
+    iterations: int | None = None
+
+    def decide(self, times: NDArray[np.float64], rounds: int, elapsed_s: float) -> str | None:
+        """Why to stop now, or None to go on. ``times`` are all samples so far, from ``rounds`` rounds."""
+        if self.iterations is not None:
+            return "iterations" if len(times) >= self.iterations else None
+        if rounds >= MIN_ROUNDS and len(times) and times.max() > 0:
+            if relative_half_width(summarise_times(times)) <= self.precision:
+                return "precision"
+        if elapsed_s >= self.limit_s and len(times):
+            return self.limit_name
+        return "samples" if len(times) >= MAX_SAMPLES else None

@@ -1,0 +1,106 @@
+"""Writes a run's directory so that a crash at any moment loses nothing that was finished.
+
+Directories are made exclusively, files have one writer each, manifests appear whole or not at all, and a point's line
+is on disk before anyone is told of it. Loaded by every rank: standard library and numpy.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commbench.records import HOSTS, LAUNCHES, POINTS, SAMPLES, SCHEMA, Point, finite
+
+
+class StoreError(OSError):
+    """The disk would not take it: one line that says what and where."""
+
+
+def utc_now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def create_run(out: Path) -> Path:
+    """A new directory ``out/<UTC date>/<run_id>/``; the id is the UTC time and 64 random bits. Raises StoreError."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    run = out / now.strftime("%Y-%m-%d") / f"{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(8)}"
+    try:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        run.mkdir()
+        (run / HOSTS).mkdir()
+        (run / LAUNCHES).mkdir()
+    except OSError as error:
+        raise StoreError(f"cannot write results under {out} ({error.strerror}): choose another place with --out") from None
+    return run
+
+
+def write_json(file: Path, value: dict[str, Any]) -> None:
+    """The whole file or, after a crash, none of it. Raises StoreError."""
+    temporary = file.with_name(file.name + ".part")
+    try:
+        with open(temporary, "w", encoding="utf-8") as stream:
+            json.dump(finite({"schema": SCHEMA, **value}), stream, indent=1, allow_nan=False)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {file} ({error.strerror})") from None
+
+
+class LaunchWriter:
+    """The one writer of ``launches/<k>/``: rank 0 of that launch."""
+
+    def __init__(self, run: Path, launch: int, manifest: dict[str, Any]) -> None:
+        self._directory = run / LAUNCHES / str(launch)
+        self._directory.mkdir()
+        (self._directory / SAMPLES).mkdir()
+        self._count = 0
+        self._manifest = {"launch": launch, **manifest}
+        write_json(self._directory / "manifest.json", self._manifest)
+        # Unbuffered and appended: one write call a point.
+        self._points = open(self._directory / POINTS, "ab", buffering=0)
+
+    def update(self, **facts: Any) -> None:
+        """Add to the launch's manifest."""
+        self._manifest.update(facts)
+        write_json(self._directory / "manifest.json", self._manifest)
+
+    def write(self, point: Point, stamps: NDArray[np.int64] | None = None) -> None:
+        """One line, on disk when this returns; a line that did not fit is taken back. Raises StoreError.
+
+        ``stamps[rank, iteration] = (start, end)`` in ns go to ``samples/<n>.npy`` for the n-th point.
+        """
+        line = point.to_json().encode() + b"\n"
+        end = self._points.seek(0, os.SEEK_END)
+        try:
+            written = self._points.write(line)
+            if written != len(line):
+                raise OSError(28, "no space left on device")
+            os.fsync(self._points.fileno())
+        except OSError as error:
+            os.ftruncate(self._points.fileno(), end)
+            raise StoreError(f"cannot write {self._directory / POINTS} ({error.strerror})") from None
+        if stamps is not None:
+            self._samples(stamps)
+        self._count += 1
+
+    def _samples(self, stamps: NDArray[np.int64]) -> None:
+        file = self._directory / SAMPLES / f"{self._count}.npy"
+        try:
+            with open(file, "wb") as stream:
+                np.save(stream, stamps, allow_pickle=False)
+        except OSError as error:
+            file.unlink(missing_ok=True)
+            raise StoreError(f"cannot write {file} ({error.strerror})") from None
+
+    def close(self) -> None:
+        self._points.close()

@@ -1,0 +1,372 @@
+"""What each rank runs: start a backend, calibrate its links, measure its cases, hand every point to the store.
+
+Standard library until the backend is chosen: a thousand ranks load this from one file system.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from commbench.cases import Case, Layout, Sweep, group_members
+from commbench.launch.client import EXIT_FAILED, Client, HubGone
+from commbench.launch.heartbeat import Heartbeat
+from commbench.launch.place import LaunchError, Place, detect
+from commbench.launch.verify import hello
+
+if TYPE_CHECKING:
+    from commbench.backends.base import Backend
+    from commbench.measure.data import Pattern
+    from commbench.measure.operation import Operation
+    from commbench.measure.point import Setting
+
+BUFFERS_BYTES = 64 << 20  # what the buffer sets of a case take together: twice a large last-level cache
+MAX_SETS = {"isolated": 32, "streamed": 128}
+MEMORY_SHARE = 0.8
+
+
+def main() -> int:
+    """Entry of ranks that commbench started itself: the hub's address and token are in the environment."""
+    from commbench.launch.start import die_with_parent
+
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    place = _own_place() or detect(os.environ)
+    if place is None or "COMMBENCH_HUB" not in os.environ:
+        print("commbench.worker is started by `commbench run`, not by hand", file=sys.stderr)
+        return 2
+    host, _, port = os.environ["COMMBENCH_HUB"].rpartition(":")
+    heartbeat = Heartbeat(place.rank, os.environ.get("COMMBENCH_PAGES"))
+    client = Client(
+        address=(host, int(port)), token=os.environ["COMMBENCH_TOKEN"], hello=hello(place), heartbeat=heartbeat
+    )
+    return work(client, place)
+
+
+def follow(place: Place) -> int:
+    """Entry of ranks other than the first under somebody else's launcher; returns this rank's exit code."""
+    from commbench.launch.meet import meet
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears of Ctrl-C and tells everyone
+    heartbeat = Heartbeat(place.rank)
+
+    def mourn() -> None:
+        # One survivor speaks for all: the first after rank 0.
+        if place.rank == 1:
+            host = client.plan["hosts"][0] if client.plan else "its host"
+            where = client.where()
+            print(f"commbench: rank 0 on {host} ended without a word (killed, or its host is gone) {where}; "
+                  "every point that had finished is in its results directory", file=sys.stderr, flush=True)  # fmt: skip
+
+    try:
+        meeting = meet(place)
+        client = Client(
+            address=meeting.address, token=meeting.token, hello=hello(place), heartbeat=heartbeat,
+            on_hub_gone=mourn,
+        )  # fmt: skip
+    except (LaunchError, HubGone) as error:
+        print(f"commbench: rank {place.rank}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return work(client, place)
+
+
+def _own_place() -> Place | None:
+    if "COMMBENCH_RANK" not in os.environ:
+        return None
+    rank, world = int(os.environ["COMMBENCH_RANK"]), int(os.environ["COMMBENCH_WORLD"])
+    return Place(rank=rank, world=world, local_rank=rank, local_world=world, launcher="commbench")
+
+
+def work(client: Client, place: Place) -> int:
+    """From arrival to farewell. Whatever goes wrong reaches the hub as one line."""
+    plan = client.welcome()
+    try:
+        _Worker(client, place, plan).run()
+    except Exception as error:
+        if os.environ.get("COMMBENCH_TRACEBACK"):
+            raise
+        client.fail(_one_line(error))
+    client.finish()
+    return 0
+
+
+def _one_line(error: BaseException) -> str:
+    from commbench.store.writer import StoreError
+
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    plain = isinstance(error, (StoreError, LaunchError)) or type(error).__name__ == "BackendError"
+    return text if plain else f"{type(error).__name__}: {text}"
+
+
+class _Worker:
+    """One rank's way through the plan; ``self.writer`` exists at rank 0 only."""
+
+    def __init__(self, client: Client, place: Place, plan: dict[str, Any]) -> None:
+        self.client = client
+        self.place = place
+        self.plan = plan
+        self.layout = Layout(hosts=tuple(plan["hosts"]))
+        self.sweep = Sweep.from_dict(plan["sweep"])
+        self.cases = [Case.from_dict(case) for case in plan["cases"]]
+        self.spin: bool = plan["spin"]
+        self.writer: Any = None
+        self.ends = 0.0
+        self.left = 0
+        self.pass_index = 0
+
+    def run(self) -> None:
+        from commbench.provenance.collect import collect_after, collect_before
+
+        before = self._host_facts(collect_before)
+        if self.client.rank == 0:
+            self._open_store(before)
+        for backend in dict.fromkeys(case.backend for case in self.cases):
+            self._run_backend(backend)
+        after = self._host_facts(collect_after)
+        if self.client.rank == 0:
+            self._close_store(after)
+
+    # -- the store -----------------------------------------------------------------------------
+
+    def _host_facts(self, collect: Any) -> dict[str, Any]:
+        """At rank 0: what the first rank of every host finds, by host."""
+        mine = collect() if self.place.local_rank == 0 else None
+        gathered = self.client.gather(mine) or []
+        return {self.layout.hosts[rank]: facts for rank, (facts, _) in enumerate(gathered) if facts is not None}
+
+    def _open_store(self, before: dict[str, Any]) -> None:
+        from pathlib import Path
+
+        from commbench.store.writer import LaunchWriter, utc_now
+
+        self.writer = LaunchWriter(
+            Path(self.plan["run"]), self.plan["launch"],
+            {"seed": self.sweep.seed, "order": [case.case_id for case in self.cases], "started_utc": utc_now(),
+             "hosts": list(self.layout.hosts), "before": before, "backends": {}},
+        )  # fmt: skip
+
+    def _close_store(self, after: dict[str, Any]) -> None:
+        from commbench.store.writer import utc_now
+
+        self.writer.update(ended_utc=utc_now(), after=after)
+        self.writer.close()
+
+    def _record(self, point: Any, stamps: Any = None) -> None:
+        """On disk first, then told; what the disk does not take is told all the same."""
+        from dataclasses import asdict
+
+        from commbench.records import finite
+
+        try:
+            self.writer.write(point, stamps)
+        finally:
+            self.client.event("point", point=finite(asdict(point)))
+
+    # -- a backend -----------------------------------------------------------------------------
+
+    def _run_backend(self, name: str) -> None:
+        from commbench.backends import REGISTRY
+        from commbench.backends.base import Context
+        from commbench.launch.network import interface_of
+
+        client = self.client
+        client.beat("starting", case=-1)
+        client.expect(60.0, f"starting {name}")
+        client.gather(None)
+        backend: Backend = REGISTRY.load(name)()
+        backend.start(
+            Context(
+                rank=client.rank, world=client.world, local_rank=self.place.local_rank, hosts=self.layout.hosts,
+                address=client.address, interface=interface_of(client.address), share=client.share,
+            )  # fmt: skip
+        )
+        setting = self._setting(name, backend)
+        cases = [(index, case) for index, case in enumerate(self.cases) if case.backend == name]
+        self._measure_all(backend, cases, setting)
+        client.expect(60.0, f"stopping {name}")
+        client.gather(None)
+        backend.stop()
+
+    def _setting(self, name: str, backend: Backend) -> Setting:
+        from commbench.measure.calibrate import calibrate
+        from commbench.measure.point import Setting
+
+        links = calibrate(backend.point_to_point, self.client, self.layout, self.sweep.deadline_s)
+        if self.writer is not None:
+            known = {"version": backend.version(), "settings": backend.settings(), "links": links and links.to_dict()}
+            self.plan.setdefault("backends", {})[name] = known
+            self.writer.update(backends=self.plan["backends"])
+        return Setting(
+            run_id=self.plan["run_id"], launch=self.plan["launch"], label=self.sweep.label, seed=self.sweep.seed,
+            layout=self.layout, backend_settings=backend.settings(), links=links, oversubscribed=not self.spin,
+        )  # fmt: skip
+
+    def _measure_all(self, backend: Backend, cases: list[tuple[int, Case]], setting: Setting) -> None:
+        """All cases once, or again and again until a soak's time is over."""
+        share = len(cases) / len(self.cases)
+        until = time.monotonic() + (self.sweep.soak_s or 0.0) * share
+        self.pass_index = 0
+        while True:
+            self.ends = time.monotonic() + self.plan["budget_s"] * share
+            self.left = len(cases)
+            for index, case in cases:
+                self._measure_one(backend, index, case, setting)
+                self.left -= 1
+            self.pass_index += 1
+            if not self.client.share(self.sweep.soak_s is not None and time.monotonic() < until):
+                break
+
+    # -- a case --------------------------------------------------------------------------------
+
+    def _measure_one(self, backend: Backend, index: int, case: Case, setting: Setting) -> None:
+        from commbench.measure.loop import measure
+        from commbench.measure.point import measured_point, skipped
+        from commbench.provenance.counters import difference, snapshot
+        from commbench.store.writer import utc_now
+
+        client = self.client
+        client.beat("preparing", 0, index)
+        client.expect(self.sweep.deadline_s, f"preparing {case.title}")
+        client.event("case", index=index, pass_index=self.pass_index) if client.rank == 0 else None
+        started = utc_now()
+        reason = case.skip or backend.why_not(case)
+        operations: list[Operation] = []
+        pattern: Pattern | None = None
+        groups: tuple[tuple[int, ...], ...] = ()
+        if reason is None:
+            groups = group_members(case.group, self.layout)
+            backend.join(groups)
+            operations, pattern, reason = self._prepare(backend, case, groups)
+        if reason is not None:
+            if client.rank == 0:
+                self._record(skipped(case, reason, setting, started))
+            return
+        before = snapshot() if client.rank == 0 else None
+        found = measure(
+            operations, pattern, client, self._settings(backend, case), groups, case.title
+        )
+        if found is not None and before is not None:
+            steal = difference(before, snapshot()).get("steal_s")
+            point = measured_point(
+                case, found, setting, started_utc=started, note=backend.note(case),
+                steal_s=steal if isinstance(steal, float) else None, pass_index=self.pass_index,
+            )  # fmt: skip
+            self._record(point, found.stamps)
+
+    def _prepare(
+        self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]
+    ) -> tuple[list[Operation], Pattern | None, str | None]:
+        """This rank's operations on their buffers, tried once; or the reason why the library will not."""
+        from commbench.measure.data import Pattern
+
+        client = self.client
+        members = next((group for group in groups if client.rank in group), None)
+        sets = _sets(case)
+        reason = self._memory_reason(case, sets)
+        if reason is not None:
+            return [], None, reason
+        operations: list[Operation] = []
+        pattern = None
+        error = None
+        if members is not None:
+            pattern = Pattern(
+                collective=case.spec, dtype=case.itemtype, op=case.reduce_op, ranks=len(members),
+                rank=members.index(client.rank), root=case.root, block_elements=case.block_elements,
+                seed=self.sweep.seed,
+            )  # fmt: skip
+            try:
+                operations = [backend.operation(case, members, pattern)]
+                pattern.fill(operations[0].input, 0)
+                operations[0].upload()
+                operations[0].run()
+            except (RuntimeError, TypeError, ValueError, NotImplementedError) as problem:
+                error = _one_line(problem)
+        involved = sum(len(group) for group in groups)
+        verdict = client.agree(error, lambda errors: _same_refusal(errors, involved))
+        if verdict is not None:
+            if verdict["all"]:
+                return [], None, f"{case.backend} refuses it: {verdict['reason']}"
+            raise RuntimeError(verdict["reason"])
+        if members is not None and pattern is not None:
+            operations += [backend.operation(case, members, pattern) for _ in range(sets - 1)]
+        return operations, pattern, None
+
+    def _memory_reason(self, case: Case, sets: int) -> str | None:
+        """Why the buffers do not fit, agreed by all ranks; small ones are not worth a round of messages."""
+        need = 2 * case.bytes * (sets + 1)
+        if case.bytes < BUFFERS_BYTES:
+            return None
+        per_host = max(len(ranks) for ranks in self.layout.by_host())
+        have = self.client.agree(_available_memory(), min) * MEMORY_SHARE / per_host
+        if need <= have:
+            return None
+        return f"needs {need / 1e9:.1f} GB a rank and {have / 1e9:.1f} GB is available"
+
+    def _settings(self, backend: Backend, case: Case) -> Any:
+        from commbench.measure.loop import Settings
+        from commbench.measure.stopping import StoppingRule
+
+        left = max(0.0, self.ends - time.monotonic()) / max(1, self.left)
+        limit, name = min((self.sweep.max_time_s, "max_time"), (left, "budget"))
+        one_host = len(set(self.layout.hosts)) == 1
+        return Settings(
+            streamed=case.timing == "streamed",
+            rule=StoppingRule(
+                precision=self.sweep.precision, limit_s=limit, limit_name=name, iterations=self.sweep.iterations
+            ),
+            deadline_s=self.sweep.deadline_s, common_clock=one_host, spin=self.spin,
+            barrier=None if one_host else self._barrier(backend, case),
+        )  # fmt: skip
+
+    def _barrier(self, backend: Backend, case: Case) -> Operation:
+        """Starts iterations together where hosts' clocks differ: the backend's own, over the world."""
+        from dataclasses import replace
+
+        from commbench.measure.data import Pattern
+
+        everyone = tuple(range(self.client.world))
+        empty = replace(
+            case, collective="barrier", group="world", bytes=0, requested_bytes=0, reduce_op=None, placement="out",
+            ranks=len(everyone), root=0,
+        )  # fmt: skip
+        pattern = Pattern(
+            collective=empty.spec, dtype=empty.itemtype, op=None, ranks=len(everyone), rank=self.client.rank, root=0,
+            block_elements=0, seed=0,
+        )  # fmt: skip
+        return backend.operation(empty, everyone, pattern)
+
+
+def _sets(case: Case) -> int:
+    """How many buffer sets a case rotates through, the same on every rank."""
+    most = MAX_SETS[case.timing]
+    if case.cache == "warm":
+        most = 1
+    # Streamed, an operation that overwrites its input needs a set each: at least two make a stream.
+    least = 2 if case.timing == "streamed" else 1
+    return max(least, min(most, BUFFERS_BYTES // max(1, 2 * case.bytes)))
+
+
+def _same_refusal(errors: list[Any], involved: int) -> dict[str, Any] | None:
+    """None where no rank was refused; else the reason, and whether all ranks were (then it is the library's way)."""
+    refused = [error for error in errors if error is not None]
+    if not refused:
+        return None
+    return {"all": len(refused) == involved, "reason": refused[0]}
+
+
+def _available_memory() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return sys.maxsize
+
+
+if __name__ == "__main__":
+    sys.exit(main())
