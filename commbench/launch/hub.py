@@ -10,6 +10,7 @@ import hmac
 import selectors
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +73,8 @@ class Hub:
         self._evidence = Evidence(world=world)
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
-        self._gathering: dict[int, tuple[Any, bytes]] = {}
+        # A rank that is not rank 0 need not wait for the others: it may be several gathers ahead.
+        self._gathering: list[deque[tuple[Any, bytes]]] = [deque() for _ in range(world)]
         self._startup_ends = time.monotonic() + startup_s
         self._startup_s = startup_s
         self._deadline: float | None = None
@@ -197,9 +199,8 @@ class Hub:
             if len(self._peers) == self._evidence.world:
                 self._everyone_is_here()
         elif kind == "gather":
-            self._gathering[rank] = (header["value"], blob)
-            self._evidence.arrived_at_gather.add(rank)
-            if len(self._gathering) == self._evidence.world:
+            self._gathering[rank].append((header["value"], blob))
+            if all(self._gathering):
                 self._gathered()
         elif kind == "share":
             for other in self._peers:
@@ -235,9 +236,7 @@ class Hub:
         self._deadline = None
 
     def _gathered(self) -> None:
-        parts = [self._gathering[rank] for rank in range(self._evidence.world)]
-        self._gathering.clear()
-        self._evidence.arrived_at_gather.clear()
+        parts = [waiting.popleft() for waiting in self._gathering]
         if self._deadline is not None:
             self._deadline = time.monotonic() + self._deadline_span
         header = {"type": "gathered", "values": [v for v, _ in parts], "lengths": [len(b) for _, b in parts]}

@@ -25,7 +25,6 @@ class Evidence:
     titles: list[str] = field(default_factory=list)
     started: bool = False
     doing: str = "starting"
-    arrived_at_gather: set[int] = field(default_factory=set)
     lost: list[int] = field(default_factory=list)
     failed: dict[int, tuple[str, int]] = field(default_factory=dict)
     terminated: set[int] = field(default_factory=set)

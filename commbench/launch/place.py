@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from commbench.launch.hostlist import expand_counts, expand_hostlist
+from commbench.launch.hostlist import expand_counts
 from commbench.registry import unknown_name
 
 NO_LAUNCHER = "none"
@@ -154,23 +154,6 @@ def detect(environ: Environ, launcher: str | None = None) -> Place | None:
     if launcher == _ENV or any(name in environ for name in ("RANK", "WORLD_SIZE")):
         return _read_env(environ)
     return None
-
-
-def first_host(place: Place) -> str | None:
-    """The host of rank 0 where the launcher names it without any communication, else None.
-
-    torchrun and env:// give MASTER_ADDR; srun gives the step's node list, whose first host has rank 0 under its
-    block, cyclic and plane distributions. Raises LaunchError for a node list that is none.
-    """
-    if "MASTER_ADDR" in place.facts:
-        return place.facts["MASTER_ADDR"]
-    nodes = place.facts.get("SLURM_STEP_NODELIST")
-    if nodes is None:
-        return None
-    try:
-        return expand_hostlist(nodes)[0]
-    except ValueError as error:
-        raise LaunchError(f"slurm: SLURM_STEP_NODELIST: {error}") from None
 
 
 def _read(family: Family, environ: Environ) -> Place:

@@ -34,7 +34,7 @@ from commbench.launch.verify import hello, verify
 from commbench.provenance.env import collect_env
 from commbench.provenance.git import collect_git
 from commbench.records import END, MANIFEST
-from commbench.store.writer import StoreError, create_run, utc_now, write_json
+from commbench.store.writer import StoreError, create_run, reserve, utc_now, write_json
 
 SECONDS_A_CASE = 1 / 3
 
@@ -60,6 +60,7 @@ class Run:
 
     def begin(self, layout: Layout, launcher: str, launches: int, cases: int) -> None:
         """The manifest, on disk before the first timing."""
+        reserve(self.directory / END)
         write_json(
             self.directory / MANIFEST,
             {
@@ -71,7 +72,7 @@ class Run:
         )  # fmt: skip
 
     def end(self) -> None:
-        """How it ended, written last; a disk that is full already is no further news."""
+        """How it ended, written last, into space that was reserved for it."""
         counts: dict[str, int] = {}
         for point in self.points:
             counts[point["status"]] = counts.get(point["status"], 0) + 1

@@ -101,13 +101,15 @@ def _float8_numbers(name: str) -> npt.NDArray[np.float32]:
 
 
 def _encode_float8(values: npt.NDArray[np.float64], name: str) -> Words:
-    largest = _FLOAT8[name].largest
-    finite = _float8_numbers(name)[: largest + 1].astype(np.float64)
+    form = _FLOAT8[name]
+    largest = float(_float8_numbers(name)[form.largest])
     size = np.abs(values)
-    if not np.all(size <= finite[-1]):
-        raise ValueError(f"{name} holds finite numbers up to {finite[-1]:g} only")
-    middles = (finite[:-1] + finite[1:]) / 2
-    # On a middle the two searches give the two neighbours, and the even word is the even fraction.
-    below, above = np.searchsorted(middles, size, side="left"), np.searchsorted(middles, size, side="right")
-    words = np.where(below % 2 == 0, below, above)
-    return (words | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+    if not np.all(size <= largest):
+        raise ValueError(f"{name} holds finite numbers up to {largest:g} only")
+    # Below the smallest normal number the exponent stays, and the fraction loses its leading one.
+    exponent = np.frexp(np.maximum(size, 2.0 ** _SMALLEST_NORMAL_EXPONENT[name]))[1] - 1
+    significand = np.rint(np.ldexp(size, form.fraction_bits - exponent)).astype(np.int64)
+    # A significand that was rounded up to the next power of two carries into the exponent, as it should.
+    words: Words = ((exponent + form.bias - 1) << form.fraction_bits) + significand
+    words[np.signbit(values)] |= 0x80
+    return words.astype(np.uint8)

@@ -9,9 +9,9 @@ What the numbers promise (``exact`` is the greatest number up to which the type 
 - Every partial result, in any order, is a whole number within ``exact``. Where ``exact`` is too small for a part from
   every rank, as many ranks as fit have a part at an element, the others send zero, and who they are changes by element.
 - A rank that is left out, or that comes in twice where that matters, changes the answer: of every element, or, where
-  only some ranks decide an element, of at least one in any ``ranks`` consecutive elements. (A signed product changes
-  at those and at half of the others. The mean of one-byte integers over more ranks than half their greatest number
-  has no such promise.)
+  only some ranks decide an element, of at least one in any ``ranks`` consecutive elements, or of one element within
+  ``ranks`` consecutive iterations. (Not so for the mean of one-byte integers over more ranks than half their greatest
+  number.)
 - Two ranks' inputs, the blocks of an input, and the same block of two iterations are read from different places.
 - ``avg`` is exact when the number of ranks is a power of two, and for integers. Otherwise libraries round
   differently: see ``_mean_slack``.
@@ -36,6 +36,7 @@ from commbench.registry import unknown_name
 
 TILE_ELEMENTS = 2**18  # small enough for the cache: 1 MiB of float32
 MARGIN_ELEMENTS = 2**10  # the tile's beginning, repeated behind its end, so that short blocks are read in one go
+CACHED_TILES = 2  # making one takes 10 ms; a hundred ranks of one host each keep their own
 
 _BITS_64 = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -66,7 +67,7 @@ class Tile:
     poison: int
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=CACHED_TILES)
 def moved_tile(dtype: Dtype, seed: int) -> Tile:
     """Data that are passed on unchanged: every word but all-ones, floats neither zero, subnormal, infinite nor NaN."""
     period = _next_prime(TILE_ELEMENTS)
@@ -80,7 +81,7 @@ def moved_tile(dtype: Dtype, seed: int) -> Tile:
     return _tile(inputs, inputs, owners=1, slack=0)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=CACHED_TILES)
 def reduced_tile(dtype: Dtype, op: str | None, ranks: int, seed: int) -> Tile:
     """Inputs and answers of a reduce op over ``ranks``. Raises ValueError for an op that the type does not have.
 
@@ -112,12 +113,12 @@ def _tile(inputs: Words, outputs: Words, *, owners: int, slack: int) -> Tile:
     sign = 1 << (8 * inputs.itemsize - 1)
     # NaN for floats; every op's integers leave one of the three out.
     poison = next(word for word in (2 * sign - 1, sign, 0) if not np.any(outputs == word))
-    margin = np.arange(period + MARGIN_ELEMENTS) % period
-    tiled = [words[margin] for words in (inputs, outputs)]
-    for words in tiled:
-        words.flags.writeable = False
+    same = outputs is inputs
+    inputs = np.resize(inputs, period + MARGIN_ELEMENTS)
+    outputs = inputs if same else np.resize(outputs, period + MARGIN_ELEMENTS)
+    inputs.flags.writeable = outputs.flags.writeable = False
     return Tile(
-        inputs=tiled[0], outputs=tiled[1], period=period, rank_stride=_rank_stride(period, owners),
+        inputs=inputs, outputs=outputs, period=period, rank_stride=_rank_stride(period, owners),
         block_stride=_coprime(int(period * _BLOCK_STEP), period),
         iteration_stride=_coprime(int(period * _ITERATION_STEP), period), slack=slack, poison=poison,
     )  # fmt: skip

@@ -11,6 +11,7 @@ J. Parallel Distrib. Comput. 69, 2009).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -34,21 +35,20 @@ def bound(
     if timing not in (ISOLATED, STREAMED):
         raise ValueError(f"timing is isolated or streamed, not {timing!r}")
     share = message_bytes / (len(hosts) if COLLECTIVES[collective].split else 1)
-    rank_rates = _rank_rates(hosts, links)
-    ranks = tuple(range(len(hosts)))
-    times = [share * blocks * rate for blocks, rate in zip(_flow(collective, ranks, root).most, rank_rates, strict=True)]
-    times.append(share * _flow(collective, ranks, root).mean * min(rank_rates))
-    if len(set(hosts)) > 1:
-        flow = _flow(collective, hosts, root)
+    demand = _demand(collective, hosts, root)
+    rates = _rank_rates(hosts, links)
+    blocks_times_rate = [blocks * rate for blocks, rate in zip(demand.ranks.most, rates, strict=True)]
+    blocks_times_rate.append(demand.ranks.mean * min(rates))
+    if len(demand.hosts.most) > 1:
         rate = links.of(crossing=True).seconds_per_byte
-        times.append(share * max(*flow.most, flow.mean) * rate)
+        blocks_times_rate.append(max(*demand.hosts.most, demand.hosts.mean) * rate)
+    latency = 0.0
     if timing == ISOLATED:
-        latencies = [links.of(crossing=crossing).latency_s for crossing in _classes(hosts)]
-        times.append(_latencies(collective, len(hosts), root) * min(latencies))
-    return max(times)
+        latency = demand.latencies * min(links.of(crossing=c).latency_s for c in classes_of(hosts))
+    return max(latency, share * max(blocks_times_rate))
 
 
-def _classes(hosts: tuple[int, ...]) -> list[bool]:
+def classes_of(hosts: tuple[int, ...]) -> list[bool]:
     """Which classes of links a group has: inside a host (False), between hosts (True)."""
     different = len(set(hosts))
     return [crossing for crossing, has in ((False, different < len(hosts)), (True, different > 1)) if has]
@@ -56,13 +56,12 @@ def _classes(hosts: tuple[int, ...]) -> list[bool]:
 
 def _rank_rates(hosts: tuple[int, ...], links: Links) -> list[float]:
     """Per rank the seconds per byte of the fastest class of links that it has."""
-    rates = []
-    for host in hosts:
-        alone = hosts.count(host) == 1
-        everywhere = len(set(hosts)) == 1
-        usable = [crossing for crossing, has in ((False, not alone), (True, not everywhere)) if has]
-        rates.append(min(links.of(crossing=crossing).seconds_per_byte for crossing in usable))
-    return rates
+    ranks_on = Counter(hosts)
+    rates = {}
+    for host, ranks in ranks_on.items():
+        classes = [crossing for crossing, has in ((False, ranks > 1), (True, len(ranks_on) > 1)) if has]
+        rates[host] = min(links.of(crossing=crossing).seconds_per_byte for crossing in classes)
+    return [rates[host] for host in hosts]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,41 +72,52 @@ class _Flow:
     mean: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Demand:
+    """What must pass each rank and each host; ``latencies``: ⌈log2⌉ of the most ranks that one must hear from or reach."""
+
+    ranks: _Flow
+    hosts: _Flow
+    latencies: int
+
+
 @lru_cache(maxsize=128)
-def _flow(collective: str, side_of: tuple[int, ...], root: int) -> _Flow:
+def _demand(collective: str, hosts: tuple[int, ...], root: int) -> _Demand:
+    n = len(hosts)
+    items: dict[tuple[tuple[int, ...], int], list[int]] = {}  # (sources, block) -> the ranks that put it out
+    for rank in range(n):
+        for part in COLLECTIVES[collective].output(rank, n, root):
+            items.setdefault((part.sources, part.block), []).append(rank)
+    needs = [(sources, needers) for (sources, _), needers in items.items()]
+    ranks = tuple(range(n))
+    reached = n if not COLLECTIVES[collective].sized else _reached(needs, n)
+    return _Demand(ranks=_flow(needs, ranks), hosts=_flow(needs, hosts), latencies=(reached - 1).bit_length())
+
+
+_Needs = list[tuple[tuple[int, ...], list[int]]]
+
+
+def _flow(needs: _Needs, side_of: tuple[int, ...]) -> _Flow:
     """What must pass the sides that the ranks are grouped into: ``side_of[rank]``."""
-    sides = list(dict.fromkeys(side_of))
-    into, out = dict.fromkeys(sides, 0), dict.fromkeys(sides, 0)
+    into, out = dict.fromkeys(side_of, 0), dict.fromkeys(side_of, 0)
     transfers = 0
-    for (sources, _), needers in _items(collective, len(side_of), root).items():
+    for sources, needers in needs:
         have, need = {side_of[rank] for rank in sources}, {side_of[rank] for rank in needers}
         for side in need:
             into[side] += have != {side}
         for side in have:
             out[side] += need != {side}
         transfers += len(have) + len(need) - (2 if have & need else 1)
-    return _Flow(most=tuple(max(into[side], out[side]) for side in sides), mean=transfers / len(sides))
+    return _Flow(most=tuple(max(into[side], out[side]) for side in into), mean=transfers / len(into))
 
 
-def _items(collective: str, n: int, root: int) -> dict[tuple[tuple[int, ...], int], list[int]]:
-    """Every different (sources, block) that some rank puts out, with the ranks that do."""
-    items: dict[tuple[tuple[int, ...], int], list[int]] = {}
-    for rank in range(n):
-        for part in COLLECTIVES[collective].output(rank, n, root):
-            items.setdefault((part.sources, part.block), []).append(rank)
-    return items
-
-
-@lru_cache(maxsize=128)
-def _latencies(collective: str, n: int, root: int) -> int:
-    """⌈log2⌉ of the most ranks that one must hear from, or be heard by, itself included."""
-    if not COLLECTIVES[collective].sized:
-        return (n - 1).bit_length()
-    hears: dict[int, set[int]] = {rank: {rank} for rank in range(n)}
-    heard: dict[int, set[int]] = {rank: {rank} for rank in range(n)}
-    for (sources, _), needers in _items(collective, n, root).items():
+def _reached(needs: _Needs, n: int) -> int:
+    """The most ranks that one must hear from, or that must hear from one, itself included."""
+    hears: list[set[int]] = [{rank} for rank in range(n)]
+    heard: list[set[int]] = [{rank} for rank in range(n)]
+    for sources, needers in needs:
         for rank in needers:
             hears[rank].update(sources)
         for source in sources:
             heard[source].update(needers)
-    return (max(map(len, (*hears.values(), *heard.values()))) - 1).bit_length()
+    return max(map(len, (*hears, *heard)))

@@ -79,9 +79,10 @@ class Links:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Links:
         """The inverse of :meth:`to_dict`, tables given as lists included."""
-        links = {name: _link_from(values.get(name)) for name in ("same_host", "other_host")}
-        rest = {f.name: values[f.name] for f in fields(cls) if f.name in values and f.name not in links}
-        return cls(**links, **rest)
+        rest = {f.name: values[f.name] for f in fields(cls)[2:] if f.name in values}
+        return cls(
+            same_host=_link_from(values.get("same_host")), other_host=_link_from(values.get("other_host")), **rest
+        )
 
 
 def _link_from(values: dict[str, Any] | None) -> Link | None:

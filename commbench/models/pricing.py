@@ -1,11 +1,13 @@
 """The time a schedule takes over given links: one event simulation, the same for every algorithm and topology.
 
-A message begins when both its steps have begun, in the order of time. It occupies its sender's send side and its
-receiver's receive side, and, if it crosses hosts, the send and receive side of the hosts' NICs, else the host itself,
-for its bytes at the streaming rate; each of these takes one message after another. The rest of what it takes alone,
-its latency, occupies nothing (as in LogGP: Alexandrov et al., J. Parallel Distrib. Comput. 44, 1997). While both sides
-of a rank or NIC are busy, both go slower by the link's exchange factor. A receive that reduces adds the addition on
-the receiver before its step ends. Arrival ends the sender's step too: what a library may buffer is not assumed.
+A message begins when both its steps have begun. For its bytes at the streaming rate it occupies its sender's send
+side and its receiver's receive side, and, if it crosses hosts, the send and receive side of their NICs; the rest of
+what it takes alone, its latency, occupies nothing (as in LogGP: Alexandrov et al., J. Parallel Distrib. Comput. 44,
+1997). While both sides of a rank or NIC are busy, both go slower by the link's exchange factor. A message inside a host
+also takes its part of what that host's cores and memory can do. Each of these serves one message after another, first
+come, first served; so a change that alters the order can, now and then, make the whole a few percent faster although
+each message got slower. A receive that reduces adds the addition on the receiver before its step ends. Arrival ends the
+sender's step too: what a library may buffer is not assumed.
 """
 
 from __future__ import annotations
@@ -14,15 +16,14 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from commbench.models.links import Links
 from commbench.schedules.matching import match
 from commbench.schedules.schedule import Schedule, ScheduleError
 
 
-def price(
-    schedule: Schedule, message_bytes: float, hosts: tuple[int, ...], links: Links, repeats: int = 1
-) -> float:
+def price(schedule: Schedule, message_bytes: float, hosts: tuple[int, ...], links: Links, repeats: int = 1) -> float:
     """Seconds from the common start until the last rank is done, ``repeats`` operations one after the other.
 
     ``hosts[rank]`` is the host of a rank of the group. A rank begins its next operation when its own part of the one
@@ -50,7 +51,7 @@ class _Plan:
     hosts: int
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=64)
 def _plan(schedule: Schedule, hosts: tuple[int, ...]) -> _Plan:
     n = schedule.ranks
     if len(hosts) != n:
@@ -81,31 +82,42 @@ def _plan(schedule: Schedule, hosts: tuple[int, ...]) -> _Plan:
     )
 
 
+class _Cost(NamedTuple):
+    """Seconds of one message; ``slower``: what each second in which both directions move adds to either."""
+
+    occupied: float
+    latency: float
+    slower: float
+    host_busy: float
+    adding: float
+
+
+def _cost(links: Links, crossing: bool, size: float) -> _Cost:
+    link = links.of(crossing=crossing)
+    occupied = size * link.seconds_per_byte
+    return _Cost(
+        occupied=occupied,
+        latency=link.message_s(size) - occupied,
+        slower=max(link.exchange_factor - 1.0, 0.0),
+        host_busy=links.host_seconds_per_message + size * links.host_seconds_per_byte,
+        adding=size * links.reduce_seconds_per_byte,
+    )
+
+
 class _Run:
     """One simulation. Step s and message i of repetition k are numbered k * steps + s and k * messages + i."""
 
     def __init__(self, plan: _Plan, block_bytes: float, links: Links, repeats: int) -> None:
         self.plan, self.repeats = plan, repeats
         self.steps, self.messages = len(plan.step_messages), len(plan.routes)
-        self.costs = []
-        for crossing, blocks in plan.kinds:
-            link = links.of(crossing=crossing)
-            size = blocks * block_bytes
-            occupied = size * link.seconds_per_byte
-            self.costs.append(
-                (
-                    occupied,
-                    link.message_s(size) - occupied,
-                    max(link.exchange_factor - 1.0, 0.0),
-                    links.host_seconds_per_message + size * links.host_seconds_per_byte,
-                    size * links.reduce_seconds_per_byte,
-                )
-            )
+        self.costs = [_cost(links, crossing, blocks * block_bytes) for crossing, blocks in plan.kinds]
         self.begin = [-1.0] * (self.steps * repeats)
         self.end = [0.0] * (self.steps * repeats)
         self.left = [len(messages) for messages in plan.step_messages] * repeats
         self.rank_end = [0.0] * len(plan.starts)
         self.channels_left = [len(starts) for starts in plan.starts] * repeats
+        self.arrival = [0.0] * (self.messages * repeats)
+        self.tail = [-1] * plan.sides  # the last message to occupy each side
         self.heap: list[tuple[float, int]] = []
 
     def finish(self) -> float:
@@ -116,50 +128,57 @@ class _Run:
         return max(self.rank_end)
 
     def _carry_messages(self) -> None:
-        routes, costs, heap, messages, steps = self.plan.routes, self.costs, self.heap, self.messages, self.steps
-        end, left = self.end, self.left
-        free = [0.0] * self.plan.sides
-        host_free = [0.0] * self.plan.hosts
-        adder_free = [0.0] * len(self.plan.starts)
+        """Take events in order of time; an arrival (numbered ~message) comes before a start at the same time."""
+        heap, arrival, tail, free = self.heap, self.arrival, self.tail, [0.0] * self.plan.sides
+        host_free, adder_free = [0.0] * self.plan.hosts, [0.0] * len(self.plan.starts)
         while heap:
-            time, index = heappop(heap)
-            repeat, index = divmod(index, messages)
-            send_step, recv_step, sides, host, adder, kind = routes[index]
-            occupied, latency, slower, host_busy, adding = costs[kind]
-            done = time + occupied
-            for side in sides:
-                start = free[side]
-                if start < time:
-                    start = time
-                finished = start + occupied
-                if slower:
-                    opposite = side ^ 1
-                    both = free[opposite] - start
-                    if both > 0.0:
+            time, number = heappop(heap)
+            if number >= 0:
+                _, _, sides, host, _, kind = self.plan.routes[number % self.messages]
+                occupied, latency, slower, host_busy, _ = self.costs[kind]
+                done = time + occupied
+                for side in sides:
+                    start = free[side] if free[side] > time else time
+                    finished = start + occupied
+                    both = free[side ^ 1] - start
+                    if slower and both > 0.0:
                         delay = slower * (both if both < occupied else occupied)
                         finished += delay
-                        free[opposite] += delay
-                free[side] = finished
-                if finished > done:
-                    done = finished
-            if host >= 0 and host_busy:
-                start = host_free[host]
-                host_free[host] = finished = (start if start > time else time) + host_busy
-                if finished > done:
-                    done = finished
-            done += latency
-            sender, receiver = send_step + repeat * steps, recv_step + repeat * steps
-            if done > end[sender]:
-                end[sender] = done
-            if adder >= 0 and adding:
-                start = adder_free[adder]
-                adder_free[adder] = done = (start if start > done else done) + adding
-            if done > end[receiver]:
-                end[receiver] = done
-            for step in (sender, receiver):
-                left[step] -= 1
-                if not left[step]:
-                    self._after(step)
+                        free[side ^ 1] += delay
+                        self._delay(tail[side ^ 1], free[side ^ 1])
+                    free[side] = finished
+                    tail[side] = number
+                    if finished > done:
+                        done = finished
+                done += latency
+                if host >= 0 and host_busy:
+                    host_free[host] = (host_free[host] if host_free[host] > time else time) + host_busy
+                    if host_free[host] > done:
+                        done = host_free[host]
+                arrival[number] = done
+                heappush(heap, (done, ~number))
+            elif arrival[~number] > time:
+                heappush(heap, (arrival[~number], number))
+            else:
+                send_step, recv_step, _, _, adder, kind = self.plan.routes[~number % self.messages]
+                offset = ~number // self.messages * self.steps
+                self._done(send_step + offset, time)
+                if adder >= 0:
+                    adder_free[adder] = time = max(time, adder_free[adder]) + self.costs[kind].adding
+                self._done(recv_step + offset, time)
+
+    def _delay(self, number: int, finished: float) -> None:
+        """The last message of a side ends later than announced, because one in the other direction has joined it."""
+        latency = self.costs[self.plan.routes[number % self.messages][-1]].latency
+        self.arrival[number] = max(self.arrival[number], finished + latency)
+
+    def _done(self, step: int, time: float) -> None:
+        """One message of a step is done at ``time``."""
+        self.left[step] -= 1
+        if time > self.end[step]:
+            self.end[step] = time
+        if not self.left[step]:
+            self._after(step)
 
     def _begin(self, step: int, time: float) -> None:
         """Begin a step: post its messages, of which those whose other side is posted can start."""

@@ -1,4 +1,4 @@
-"""A run's directory read into pandas: one row a point, and one row a case over launches."""
+"""Results read into pandas: one row a point, one row a case over launches, and what a run's directory says of it."""
 
 from __future__ import annotations
 
@@ -6,19 +6,33 @@ import glob
 import itertools
 import json
 import os
-import re
 import types
 import typing
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from commbench.records import COLUMNS, HOSTS, POINTS, SAMPLES, SCHEMA, Point
+from commbench.records import (
+    COLUMNS,
+    END,
+    HOSTS,
+    LAUNCHES,
+    MANIFEST,
+    POINTS,
+    SAMPLES,
+    SCHEMA,
+    STATUS_FAILED,
+    STATUS_OK,
+    STATUS_SKIPPED,
+    STATUS_WRONG,
+    Point,
+)
+from commbench.stats.summary import LEVEL, OF_ITERATIONS, OF_LAUNCHES, median_ranks
 
 Source = str | os.PathLike[str]
 
@@ -28,6 +42,15 @@ _TYPES: dict[str, Any] = typing.get_type_hints(Point)
 _DEFAULTS = {f.name: f.default for f in fields(Point) if f.default is not MISSING and f.default is not None}
 _STRINGS = pd.StringDtype(na_value=np.nan)
 _BLOCK = 200
+
+# What makes two points the same case.
+CASE = (
+    "case_id", "collective", "backend", "algorithm", "group", "ranks", "nodes", "dtype", "reduce_op",
+    "placement", "bytes", "requested_bytes", "timing", "execution", "cache", "root",
+)  # fmt: skip
+_SEVERITY = {STATUS_OK: 0, STATUS_SKIPPED: 1, STATUS_FAILED: 2, STATUS_WRONG: 3}
+_TOTALS = ("wrong", "verified", "samples", "discarded")
+_FLAGS = ("late_starts", "beyond_bound", "oversubscribed", "host_bound")
 _INT64_MAX = np.iinfo(np.int64).max
 
 
@@ -43,10 +66,10 @@ def load(source: Source | Sequence[Source]) -> pd.DataFrame:
     file and line. Raises ValueError in one line where there are no points files, or where a later version of
     commbench has written them.
     """
-    return to_frame(row for path in find_points(source) for row in _read_points(path))
+    return from_points(row for path in find_points(source) for row in _read_points(path))
 
 
-def to_frame(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
+def from_points(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """Stored points as the frame that ``load`` describes."""
     found, count = _by_column(rows)
     nothing = [None] * count
@@ -124,7 +147,7 @@ def _read_points(path: Path) -> Iterator[dict[str, Any]]:
             if row is not None:
                 yield _checked(row, f"{path}:{number + 1}")
             elif number < last and lines[number].strip():
-                warnings.warn(f"{path}:{number + 1}: not a point, dropped", stacklevel=5)
+                warnings.warn(f"{path}:{number + 1}: not a point, dropped", stacklevel=2)
 
 
 def _parse(lines: list[bytes]) -> list[dict[str, Any] | None]:
@@ -177,3 +200,163 @@ def _integers(numbers: pd.Series[Any], optional: bool) -> pd.Series[Any]:
     if whole.dtype.kind == "u" and whole.max() > _INT64_MAX:  # a seed of 64 random bits
         return whole
     return whole.astype("int64") if not optional and whole.notna().all() else whole.astype("Int64")
+
+
+def summarise(frame: pd.DataFrame, *, by: Sequence[str] = (), level: float = LEVEL) -> pd.DataFrame:
+    """One row a case over launches: the columns of ``load``, then ``launches``, how many launches tried the case.
+
+    ``time_s`` is the median of the launches' medians; a soak's passes reduce to their launch's median first. With
+    two or more timed launches the interval is that of the launches' medians (``interval_of`` is "launches"); with one
+    launch of several passes that of the passes' medians; else the point's own. Bandwidths and the efficiency follow
+    ``time_s``. ``status`` and ``reason`` are those of the worst point, ``wrong``, ``verified``, ``samples`` and
+    ``discarded`` are totals, a flag is set where any point sets it, and distinct notes are joined. All other columns
+    are those of the point whose median is nearest to ``time_s``. Only points that are ok are timed, unless the case
+    has none. ``by`` names further columns to keep apart, such as run_id, which are otherwise pooled.
+    Rows come in the order in which the cases first appear.
+    """
+    frame = frame.reset_index(drop=True)
+    if frame.empty:
+        return frame.assign(launches=pd.Series(dtype="int64"))
+    case = frame.groupby([*by, *CASE], sort=False, dropna=False).ngroup().rename("case")
+    launch = frame.groupby(["run_id", "launch"], sort=False, dropna=False).ngroup().rename("launch")
+    used = _timed(frame, case)
+    times = pd.DataFrame({"case": case[used], "launch": launch[used], "time": frame["time_s"][used]})
+    medians = times.groupby(["case", "launch"], sort=False)["time"].median().reset_index()
+    middle = medians.groupby("case")["time"].median()
+
+    severity = frame["status"].map(_SEVERITY).fillna(_SEVERITY[STATUS_FAILED])
+    worst = severity.groupby(case).idxmax()
+    distance = (times["time"] - times["case"].map(middle)).abs()
+    row = worst.copy()
+    row.update(distance.groupby(times["case"]).idxmin())
+
+    result = frame.loc[row.astype("int64")].reset_index(drop=True)
+    result["status"], result["reason"] = (frame.loc[worst, name].array for name in ("status", "reason"))
+    _follow_time(result, middle)
+    _set_intervals(result, times, medians, level)
+    for name in _TOTALS:
+        result[name] = frame[name].groupby(case).sum(min_count=1).array
+    for name in _FLAGS:
+        result[name] = frame[name].groupby(case).max().array
+    for name in ("tainted", "note"):
+        result[name] = pd.Series(_joined(frame[name], case), dtype=_STRINGS).reindex(result.index)
+    result["launches"] = launch.groupby(case).nunique().array
+    return result
+
+
+def _timed(frame: pd.DataFrame, case: pd.Series[Any]) -> pd.Series[Any]:
+    """Which points a case's time is made of."""
+    has_time = frame["time_s"].notna()
+    ok = has_time & (frame["status"] == STATUS_OK)
+    return ok | (has_time & ~ok.groupby(case).transform("any"))
+
+
+def _follow_time(result: pd.DataFrame, middle: pd.Series[Any]) -> None:
+    time = middle.reindex(result.index)
+    factor = result["time_s"] / time
+    for name in ("algbw_Bps", "busbw_Bps", "efficiency"):
+        # Wrong data in any launch leaves no bandwidth to speak of.
+        result[name] = (result[name] * factor).mask(result["status"] == STATUS_WRONG)
+    result["time_s"] = time
+
+
+def _set_intervals(result: pd.DataFrame, times: pd.DataFrame, medians: pd.DataFrame, level: float) -> None:
+    launches = medians.groupby("case").size()
+    over_launches = launches.index[launches > 1]
+    sample = pd.concat(
+        [medians[medians["case"].isin(over_launches)], times[~times["case"].isin(over_launches)]], ignore_index=True
+    ).sort_values(["case", "time"])
+    counts = sample.groupby("case").size()
+    first = counts.cumsum() - counts
+    several = counts[counts > 1]
+    ranks = [median_ranks(int(count), level) for count in several]
+    ordered = sample["time"].to_numpy()
+    for name, position in (("time_lo_s", [r.lo for r in ranks]), ("time_hi_s", [r.hi for r in ranks])):
+        result.loc[several.index, name] = ordered[first[several.index].to_numpy() + np.array(position, dtype=int) - 1]
+    result.loc[several.index, "interval_level"] = [r.level for r in ranks]
+    result.loc[several.index, "interval_of"] = np.where(
+        several.index.isin(over_launches), OF_LAUNCHES, OF_ITERATIONS
+    ).astype(object)
+
+
+def _joined(texts: pd.Series[Any], case: pd.Series[Any]) -> dict[int, str]:
+    found: dict[int, dict[str, None]] = {}
+    said = texts.notna()
+    for index, text in zip(case[said], texts[said], strict=True):
+        found.setdefault(int(index), {}).setdefault(str(text))
+    return {index: "; ".join(distinct) for index, distinct in found.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunInfo:
+    """What a run's directory says of the run as a whole. ``end`` is None where end.json is missing or cut short."""
+
+    path: Path
+    manifest: dict[str, Any]
+    end: dict[str, Any] | None
+
+    @property
+    def run_id(self) -> str:
+        return str(self.manifest.get("run_id") or self.path.name)
+
+    @property
+    def outcome(self) -> str:
+        """ok, failed, timeout, interrupted, or crashed where the run never wrote how it ended."""
+        return "crashed" if self.end is None else str(self.end.get("status", "ok"))
+
+    @property
+    def ending(self) -> str:
+        """How the run ended, for a person."""
+        if self.end is None:
+            return f"crashed: no {END} (or still running); the points that finished count"
+        reason = self.end.get("reason")
+        return f"{self.outcome}: {reason}" if reason else self.outcome
+
+
+def read_run(run_dir: Source) -> RunInfo:
+    """The manifest and the end of a run. Raises ValueError if the directory is no run's."""
+    path = Path(run_dir)
+    if not _is_run(path):
+        raise ValueError(f"{os.fspath(run_dir)!r} is not a run's directory: it has neither {MANIFEST} nor {LAUNCHES}/")
+    return RunInfo(path=path, manifest=_read_object(path / MANIFEST) or {}, end=_read_object(path / END))
+
+
+def find_run(results_root: Source, which: str | None = None) -> Path:
+    """A run's directory: the newest below ``results_root``, or the one that ``which`` names.
+
+    ``which`` is the beginning of a run_id, or the path of a run or of something inside it, from here or from
+    ``results_root``. Raises ValueError in one line where nothing or more than one run fits.
+    """
+    root = Path(results_root)
+    runs = sorted((path for path in root.glob("*/*") if _is_run(path)), key=lambda path: path.parts[-2:])
+    if which is None:
+        dated = [path for path in runs if path.parts[-2][:1].isdigit()] or runs
+        if not dated:
+            raise ValueError(f"{os.fspath(root)!r} holds no runs: commbench run makes one")
+        return dated[-1]
+    for start in (Path(which), root / which):
+        for folder in (start, *start.parents[:3]) if start.exists() else ():
+            if _is_run(folder):
+                return folder
+    fitting = [path for path in runs if path.name.startswith(which)]
+    exact = [path for path in fitting if path.name == which]
+    if len(exact or fitting) == 1:
+        return (exact or fitting)[0]
+    if fitting:
+        names = ", ".join(path.name for path in fitting[:5]) + (", ..." if len(fitting) > 5 else "")
+        raise ValueError(f"{which!r} is the beginning of {len(fitting)} runs ({names}): write more of it")
+    newest = f"; the newest run is {runs[-1].name}" if runs else ""
+    raise ValueError(f"no run below {os.fspath(root)!r} is called {which!r}{newest}")
+
+
+def _is_run(path: Path) -> bool:
+    # A launch has a manifest too, but lies in a folder of launches.
+    return (path / LAUNCHES).is_dir() or ((path / MANIFEST).is_file() and path.parent.name != LAUNCHES)
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, partial
 
+from commbench.collectives import COLLECTIVES
 from commbench.registry import unknown_name
 from commbench.schedules import doubling, exchange, ring, trees
 from commbench.schedules.schedule import Schedule, ScheduleError
@@ -58,7 +59,6 @@ PIPELINED = frozenset(
 """The (collective, algorithm) pairs that are meant to be used with several pieces."""
 
 
-@lru_cache(maxsize=512)
 def build(collective: str, algorithm: str, ranks: int, root: int = 0, pieces: int = 1) -> Schedule:
     """The schedule of an algorithm for ranks 0..ranks-1 (at least 2), the message in ``pieces`` pieces.
 
@@ -70,6 +70,11 @@ def build(collective: str, algorithm: str, ranks: int, root: int = 0, pieces: in
             raise ValueError(unknown_name(kind, name, known))
     if ranks < 2 or not 0 <= root < ranks or pieces < 1:
         raise ScheduleError(f"no schedule for {ranks} ranks, root {root}, {pieces} pieces")
+    return _built(collective, algorithm, ranks, root if COLLECTIVES[collective].rooted else 0, pieces)
+
+
+@lru_cache(maxsize=128)
+def _built(collective: str, algorithm: str, ranks: int, root: int, pieces: int) -> Schedule:
     return _BASES[collective][algorithm](ranks, root).pieces(pieces)
 
 

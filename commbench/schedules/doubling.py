@@ -58,10 +58,7 @@ def doubling_all_gather(ranks: int, root: int = 0) -> Schedule:
     for d in core.distances:
         rounds.append([Message(core.rank(v), core.rank(v ^ d), held(v, d)) for v in range(core.size)])
     rounds.append(
-        [
-            Message(odd, even, tuple(Block(r, NONE, 0) for r in range(ranks) if r != even))
-            for even, odd in core.pairs()
-        ]
+        [Message(odd, even, tuple(Block(r, NONE, 0) for r in range(ranks) if r != even)) for even, odd in core.pairs()]
     )
     return from_rounds("all_gather", "recursive_doubling", ranks, rounds)
 

@@ -39,7 +39,7 @@ class Matching:
     end: tuple[int, ...]
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=64)
 def match(schedule: Schedule) -> Matching:
     """Pair sends with receives in order per (source, target, channel), and find the round of each.
 
@@ -59,9 +59,7 @@ def match(schedule: Schedule) -> Matching:
                 raise ScheduleError(
                     f"rank {source} sends {sent.blocks} to rank {target}, which expects {received.blocks}"
                 )
-            pairs.append(
-                Pair(source, target, channel, sent.blocks, received.reduce, send_step, recv_step, 0)
-            )
+            pairs.append(Pair(source, target, channel, sent.blocks, received.reduce, send_step, recv_step, 0))
     return _in_rounds(programs, pairs)
 
 
@@ -72,12 +70,13 @@ def _sides(schedule: Schedule) -> tuple[tuple[tuple[range, ...], ...], _Sides]:
     """Number the steps, and list each (source, target, channel)'s sends and receives in program order."""
     sides: _Sides = defaultdict(lambda: ([], []))
     programs = []
-    number = 0
+    total = 0
     for rank, program in enumerate(schedule.programs):
         ranges = []
         for channel, steps in enumerate(program):
-            ranges.append(range(number, number + len(steps)))
-            for number, step in enumerate(steps, start=number):
+            ranges.append(range(total, total + len(steps)))
+            total += len(steps)
+            for number, step in zip(ranges[-1], steps, strict=True):
                 for transfer in step:
                     peer = transfer.peer
                     if peer == rank or not 0 <= peer < schedule.ranks:
@@ -86,7 +85,6 @@ def _sides(schedule: Schedule) -> tuple[tuple[tuple[range, ...], ...], _Sides]:
                         sides[rank, peer, channel][0].append((number, transfer))
                     else:
                         sides[peer, rank, channel][1].append((number, transfer))
-            number = ranges[-1].stop
         programs.append(tuple(ranges))
     return tuple(programs), sides
 
@@ -121,7 +119,9 @@ def _in_rounds(programs: tuple[tuple[range, ...], ...], pairs: list[Pair]) -> Ma
             touched.add(other)
         ready.extend((done + 1, end[done]) for done in touched if not left[done] and follows[done + 1])
     if -1 in begin or any(left):
-        stuck = next(rank for rank, program in enumerate(programs) for s in program for i in s if left[i] or begin[i] < 0)
+        stuck = next(
+            rank for rank, program in enumerate(programs) for s in program for i in s if left[i] or begin[i] < 0
+        )
         raise ScheduleError(f"deadlock: rank {stuck} waits for a message that can never be sent")
     order = sorted(range(len(pairs)), key=lambda i: (rounds[i], pairs[i].source, pairs[i].target, i))
     place = {old: new for new, old in enumerate(order)}

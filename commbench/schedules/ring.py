@@ -38,9 +38,7 @@ def all_reduce(ranks: int, root: int = 0) -> Schedule:
 
 def broadcast(ranks: int, root: int = 0) -> Schedule:
     """A chain that starts at the root: n-1 rounds of m; in c pieces n-2+c rounds of m/c."""
-    rounds = [
-        [Message((root + v) % ranks, (root + v + 1) % ranks, (Block(root, NONE, 0),))] for v in range(ranks - 1)
-    ]
+    rounds = [[Message((root + v) % ranks, (root + v + 1) % ranks, (Block(root, NONE, 0),))] for v in range(ranks - 1)]
     return from_rounds("broadcast", "ring", ranks, rounds, root=root)
 
 

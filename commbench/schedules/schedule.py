@@ -89,15 +89,12 @@ class Schedule:
     def channels(self) -> int:
         return len(self.programs[0])
 
-    def relabel(
-        self, *, collective: str, cut: int, block: Callable[[Block], Block], algorithm: str | None = None
-    ) -> Schedule:
+    def relabel(self, *, collective: str, cut: int, block: Callable[[Block], Block]) -> Schedule:
         """The same transfers as part of another collective, whose name for each block ``block`` gives."""
         return self._rewritten(
             lambda step: tuple(t._replace(blocks=tuple(map(block, t.blocks))) for t in step),
             collective=collective,
             cut=cut,
-            algorithm=algorithm or self.algorithm,
         )
 
     def refine(self, parts: int) -> Schedule:
@@ -131,15 +128,11 @@ class Schedule:
         self._check_compatible(other)
         left, right = _same_cut(self, other)
         cut = left.cut
-        halves = (
-            left.relabel(collective=self.collective, cut=2 * cut, block=lambda b: b),
-            right.relabel(
-                collective=self.collective, cut=2 * cut, block=lambda b: b._replace(piece=b.piece + cut)
-            ),
+        moved = right.relabel(
+            collective=self.collective, cut=2 * cut, block=lambda b: b._replace(piece=b.piece + cut)
         )
-        return replace(
-            halves[0], programs=tuple(a + b for a, b in zip(halves[0].programs, halves[1].programs, strict=True))
-        )
+        programs = tuple(one + two for one, two in zip(left.programs, moved.programs, strict=True))
+        return replace(moved, programs=programs)
 
     def within(
         self,
@@ -197,9 +190,7 @@ class Schedule:
         return replace(self, cut=self.cut * count, programs=tuple(zip(*channels, strict=True)))
 
     def _rewritten(self, change: Callable[[Step], Step], **fields: object) -> Schedule:
-        programs = tuple(
-            tuple(tuple(map(change, steps)) for steps in program) for program in self.programs
-        )
+        programs = tuple(tuple(tuple(map(change, steps)) for steps in program) for program in self.programs)
         return replace(self, programs=programs, **fields)  # type: ignore[arg-type]
 
     def _check_compatible(self, other: Schedule) -> None:
@@ -234,9 +225,13 @@ def _check_can_be_regrouped(matching: Matching) -> None:
     for step, indices in enumerate(matching.step_messages):
         messages = [matching.messages[i] for i in indices]
         first_in = {b: m.round for m in reversed(messages) if m.recv_step == step for b in m.blocks}
-        late = [m for m in messages if m.send_step == step and any(first_in.get(b, m.round) < m.round for b in m.blocks)]
+        late = [
+            m for m in messages if m.send_step == step and any(first_in.get(b, m.round) < m.round for b in m.blocks)
+        ]
         if late:
-            raise ScheduleError(f"cannot be pipelined: rank {late[0].source} sends a block after a round that changes it")
+            raise ScheduleError(
+                f"cannot be pipelined: rank {late[0].source} sends a block after a round that changes it"
+            )
 
 
 def _split(block: Block, parts: int) -> Iterable[Block]:

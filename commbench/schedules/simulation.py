@@ -54,7 +54,8 @@ class _Buffers:
         self.schedule, self.matching = schedule, matching
         self.initial = [initial_blocks(schedule, rank) for rank in range(schedule.ranks)]
         self.final = [final_blocks(schedule, rank) for rank in range(schedule.ranks)]
-        names = dict.fromkeys(b for held in (*self.initial, *self.final) for b in held)
+        names = dict.fromkeys(b for held in self.initial for b in held)
+        names.update(dict.fromkeys(b for needed in self.final for b in needed))
         names.update(dict.fromkeys(b for m in matching.messages for b in m.blocks))
         self.column = {block: index for index, block in enumerate(names)}
         shape = (schedule.ranks, len(self.column))
@@ -93,7 +94,9 @@ class _Buffers:
         elif self.held[pair.target, columns].all():
             self.values[pair.target, columns] += values
         else:
-            raise ScheduleError(f"rank {pair.target} adds what rank {pair.source} sends to a block that it does not hold")
+            raise ScheduleError(
+                f"rank {pair.target} adds what rank {pair.source} sends to a block that it does not hold"
+            )
 
     def _check_result(self) -> None:
         names = [{place: block for block, place in held.items()} for held in self.initial]

@@ -12,9 +12,7 @@ from commbench.schedules.schedule import NONE, Block, Message, Schedule, from_ro
 def _edges(ranks: int) -> list[list[tuple[int, int, int]]]:
     """The binomial tree from the root down, by round: parent, child, and one past the last rank below the child."""
     distances = [1 << k for k in reversed(range((ranks - 1).bit_length()))]
-    return [
-        [(v, v + d, min(v + 2 * d, ranks)) for v in range(0, ranks, 2 * d) if v + d < ranks] for d in distances
-    ]
+    return [[(v, v + d, min(v + 2 * d, ranks)) for v in range(0, ranks, 2 * d) if v + d < ranks] for d in distances]
 
 
 def binomial_broadcast(ranks: int, root: int = 0) -> Schedule:

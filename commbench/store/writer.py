@@ -7,6 +7,7 @@ is on disk before anyone is told of it. Loaded by every rank: standard library a
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import secrets
@@ -41,19 +42,34 @@ def create_run(out: Path) -> Path:
     return run
 
 
+def reserve(file: Path, size: int = 4096) -> None:
+    """Take the disk space of a small file now, so that ``write_json`` can write it when the disk is full."""
+    try:
+        _part(file).write_bytes(b" " * size)
+    except OSError as error:
+        raise StoreError(f"cannot write {file} ({error.strerror})") from None
+
+
 def write_json(file: Path, value: dict[str, Any]) -> None:
     """The whole file or, after a crash, none of it. Raises StoreError."""
-    temporary = file.with_name(file.name + ".part")
+    temporary = _part(file)
+    text = json.dumps(finite({"schema": SCHEMA, **value}), indent=1, allow_nan=False) + "\n"
     try:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            json.dump(finite({"schema": SCHEMA, **value}), stream, indent=1, allow_nan=False)
-            stream.write("\n")
-            stream.flush()
+        # Not truncated before it is written: reserved blocks stay ours.
+        with open(temporary, "r+b" if temporary.exists() else "wb", buffering=0) as stream:
+            data = text.encode()
+            if stream.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            stream.truncate()
             os.fsync(stream.fileno())
         os.replace(temporary, file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise StoreError(f"cannot write {file} ({error.strerror})") from None
+
+
+def _part(file: Path) -> Path:
+    return file.with_name(file.name + ".part")
 
 
 class LaunchWriter:
@@ -84,7 +100,7 @@ class LaunchWriter:
         try:
             written = self._points.write(line)
             if written != len(line):
-                raise OSError(28, "no space left on device")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(self._points.fileno())
         except OSError as error:
             os.ftruncate(self._points.fileno(), end)

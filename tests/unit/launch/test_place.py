@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commbench.launch.place import FAMILIES, LAUNCHERS, LaunchError, detect, first_host
+from commbench.launch.place import FAMILIES, LAUNCHERS, LaunchError, detect
 
 # One process of each launcher, rank 5 of 8, local rank 1 of 4. Open MPI 5.0.11, MPICH 5.0.2 and Slurm 22.05 as they
 # printed them; the others after their documentation.
@@ -264,21 +264,16 @@ def test_known_launchers_give_no_warning() -> None:
         assert bool(place.warnings) == (name == "env")
 
 
-def test_facts_and_the_first_host() -> None:
-    hosts = {}
+def test_facts_are_the_launchers_own_variables() -> None:
+    facts = {}
     for name, environ in BY_PRECEDENCE.items():
         place = detect(environ)
         assert place is not None
         assert all(environ[fact] == value for fact, value in place.facts.items())
-        hosts[name] = first_host(place)
-    assert hosts == {**dict.fromkeys(BY_PRECEDENCE), "torchrun": "n1", "slurm": "n01", "env": "n1"}
-
-
-def test_a_broken_node_list_is_refused_when_the_first_host_is_asked() -> None:
-    place = detect({**SLURM, "SLURM_STEP_NODELIST": "n[1-"})
-    assert place is not None
-    with pytest.raises(LaunchError, match="SLURM_STEP_NODELIST"):
-        first_host(place)
+        facts[name] = place.facts
+    assert {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"} <= set(facts["torchrun"])
+    assert {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST"} <= set(facts["slurm"])
+    assert facts["env"] == {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
 
 
 _NAMES = sorted({key for environ in BY_PRECEDENCE.values() for key in environ})

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -64,7 +64,7 @@ def test_no_narrower_pair_covers_enough(count: int) -> None:
     assert ranks.level >= 0.95 > 1 - 2 * tail
 
 
-@pytest.mark.parametrize("count", [1001, 2500, 10007])
+@pytest.mark.parametrize("count", [1001, 1010, 2500])
 def test_approximation_beyond_exact_counting(count: int) -> None:
     ranks = median_ranks(count)
     exact = 1 - 2 * sum(math.comb(count, below) for below in range(ranks.lo)) / 2**count
@@ -174,7 +174,7 @@ def test_summary_is_ordered_and_scales_with_its_unit(times: list[float]) -> None
     summary = summarise_times(times)
     ladder = [summary.min, summary.p05, summary.p25, summary.median, summary.p75, summary.p95, summary.p99, summary.max]
     # Interpolation between two equal values may differ from them in the last bit.
-    assert all(low <= high * (1 + 1e-12) for low, high in zip(ladder, ladder[1:], strict=False))
+    assert all(low <= high * (1 + 1e-12) for low, high in pairwise(ladder))
     assert summary.min <= summary.lo <= summary.median <= summary.hi <= summary.max
     doubled = summarise_times([time * 2 for time in times])
     assert (doubled.lo, doubled.median, doubled.hi) == (summary.lo * 2, summary.median * 2, summary.hi * 2)
@@ -204,7 +204,7 @@ def test_too_few_samples_never_stop_a_measurement() -> None:
 @pytest.mark.parametrize("sigma", [0.1, 1.0, 2.5])
 def test_interval_covers_the_true_median_of_a_skewed_distribution(count: int, sigma: float) -> None:
     generator = np.random.default_rng(20_240_101 + count)
-    trials = 600
+    trials = 300
     covered = 0
     for sample in generator.lognormal(0.0, sigma, (trials, count)):
         summary = summarise_times(sample)
@@ -216,7 +216,7 @@ def test_interval_covers_the_true_median_of_a_skewed_distribution(count: int, si
 
 def test_blocks_keep_the_coverage_of_correlated_iterations() -> None:
     generator = np.random.default_rng(7)
-    trials, count, memory = 400, 400, 0.8
+    trials, count, memory = 200, 400, 0.8
     covered = {"blocks": 0, "iterations": 0}
     for _ in range(trials):
         noise = generator.normal(size=count)
