@@ -202,7 +202,8 @@ class Sweep:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Sweep:
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return cls(**given)
 
     def expand(self, layout: Layout) -> tuple[Case, ...]:
         """Every case, in the order it is run: by backend, collective and its settings, sizes ascending within.

@@ -23,7 +23,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.match(text.strip())
     if not match:
         raise ValueError(f"{text!r} is not a size: write bytes as a whole number with K, M, G or T, such as 64K or 16M")
-    value = int(match[1]) * 1024 ** _POWER[match[2].upper()]
+    value: int = int(match[1]) * 1024 ** _POWER[match[2].upper()]
     if value < 1:
         raise ValueError(f"size {text!r} is below one byte")
     return value

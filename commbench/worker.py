@@ -179,9 +179,14 @@ class _Worker:
         backend: Backend = REGISTRY.load(name)()
         backend.start(
             Context(
-                rank=client.rank, world=client.world, local_rank=self.place.local_rank, hosts=self.layout.hosts,
-                address=client.address, interface=interface_of(client.address), share=client.share,
-            )  # fmt: skip
+                rank=client.rank,
+                world=client.world,
+                local_rank=self.place.local_rank,
+                hosts=self.layout.hosts,
+                address=client.address,
+                interface=interface_of(client.address),
+                share=client.share,
+            )
         )
         setting = self._setting(name, backend)
         cases = [(index, case) for index, case in enumerate(self.cases) if case.backend == name]
@@ -245,9 +250,7 @@ class _Worker:
                 self._record(skipped(case, reason, setting, started))
             return
         before = snapshot() if client.rank == 0 else None
-        found = measure(
-            operations, pattern, client, self._settings(backend, case), groups, case.title
-        )
+        found = measure(operations, pattern, client, self._settings(backend, case), groups, case.title)
         if found is not None and before is not None:
             steal = difference(before, snapshot()).get("steal_s")
             point = measured_point(

@@ -74,4 +74,3 @@ def aligned(size: int) -> Bytes:
     view: Bytes = raw[start : start + size]
     view.fill(0)
     return view
-

@@ -17,7 +17,7 @@ from commbench.measure.operation import Bytes, Operation
 mpi4py.rc.thread_level = "single"
 mpi4py.rc.finalize = False
 
-from mpi4py import MPI  # noqa: E402
+from mpi4py import MPI
 
 _TYPES: dict[str, MPI.Datatype] = {
     "float64": MPI.DOUBLE, "float32": MPI.FLOAT, "int8": MPI.INT8_T, "uint8": MPI.UINT8_T, "int32": MPI.INT32_T,
@@ -117,7 +117,7 @@ def _build(case: Case, comm: MPI.Comm, pattern: Pattern) -> Operation:
     kind = _TYPES.get(case.dtype) or _CARRIERS[DTYPES[case.dtype].itemsize]
     item = case.itemsize
     rank, root = comm.Get_rank(), case.root
-    op = _OPS[case.reduce_op] if case.reduce_op else None
+    op = _OPS[case.reduce_op or "sum"]  # unused where nothing is reduced
     # MPI_Bcast knows one buffer only, whatever placement was asked for.
     if case.placement == "in" or case.collective == "broadcast":
         elements, source, target = pattern.in_place_slices()
@@ -141,7 +141,7 @@ def _bytes_of(buffer: Bytes, elements: slice, item: int) -> Bytes:
     return buffer[elements.start * item : elements.stop * item]
 
 
-def _out_of_place(case: Case, comm: MPI.Comm, op: MPI.Op | None, give: Any, take: Any, rank: int) -> Callable[[], Any]:
+def _out_of_place(case: Case, comm: MPI.Comm, op: MPI.Op, give: Any, take: Any, rank: int) -> Callable[[], Any]:
     at_root = rank == case.root
     size = comm.Get_size()
     calls: dict[str, Callable[[], Any]] = {
@@ -158,7 +158,7 @@ def _out_of_place(case: Case, comm: MPI.Comm, op: MPI.Op | None, give: Any, take
     return calls[case.collective]
 
 
-def _in_place(case: Case, comm: MPI.Comm, op: MPI.Op | None, kind: Any, buffer: Bytes, rank: int) -> Callable[[], Any]:
+def _in_place(case: Case, comm: MPI.Comm, op: MPI.Op, kind: Any, buffer: Bytes, rank: int) -> Callable[[], Any]:
     at_root = rank == case.root
     whole: Any = [buffer, kind]
     here: Any = MPI.IN_PLACE

@@ -179,7 +179,7 @@ class Nccl(_TorchDistributed):
         return {"device_id": self.device}
 
     def version(self) -> str:
-        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
         return f"NCCL {nccl}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
     def settings(self) -> dict[str, str]:
@@ -268,7 +268,7 @@ def _host_view(tensor: torch.Tensor) -> Bytes:
     return view
 
 
-def _store(context: Context) -> dist.TCPStore:
+def _store(context: Context) -> Any:
     """torch's rendezvous on the job's own interface: left alone it would listen on every one."""
     listener = None
     if context.rank == 0:
@@ -281,4 +281,4 @@ def _store(context: Context) -> dist.TCPStore:
         options["master_listen_fd"] = listener.detach()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return dist.TCPStore(port[0], port[1], is_master=context.rank == 0, **options)
+        return dist.TCPStore(port[0], port[1], is_master=context.rank == 0, **options)  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ Examples:
   torchrun --nproc-per-node 4 --no-python commbench run --backend gloo
 """
 
-Text = Annotated[Optional[str], typer.Option()]
+Text = Annotated[str | None, typer.Option()]
 
 
 def _option(help_text: str, *names: str) -> Any:
@@ -37,30 +37,30 @@ def _option(help_text: str, *names: str) -> Any:
 
 
 def run(
-    sweep_file: Annotated[Optional[Path], typer.Argument(metavar="[SWEEP.toml]", help="The same options as keys of a TOML file.", show_default=False)] = None,
-    backend: Annotated[Optional[str], _option("gloo, mpi, nccl; several with commas. Default: gloo,mpi.")] = None,
-    collective: Annotated[Optional[str], _option("all_reduce, all_gather, ... or all. Default: all_reduce,reduce_scatter,all_gather,all_to_all.")] = None,
-    sizes: Annotated[Optional[str], _option("8:64M:4x, 1M:8M:+1M or 8,1K,1M; K, M, G are 1024-based. Default: 8:16M:8x.")] = None,
-    dtype: Annotated[Optional[str], _option("float32, bfloat16, int8, ... or all. Default: float32.")] = None,
-    op: Annotated[Optional[str], _option("sum, prod, min, max, avg, band, bor, bxor or all. Default: sum.")] = None,
-    placement: Annotated[Optional[str], _option("out, in or both with a comma. Default: out.")] = None,
-    group: Annotated[Optional[str], _option("world, node, rail, pair:A-B. Default: world.")] = None,
-    root: Annotated[Optional[str], _option("Root of rooted collectives. Default: 0.")] = None,
-    timing: Annotated[Optional[str], _option("isolated, streamed. Default: both.")] = None,
-    precision: Annotated[Optional[str], _option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
-    max_time: Annotated[Optional[str], _option("Longest time a case may take. Default: 5s.")] = None,
-    budget: Annotated[Optional[str], _option("Time for the whole sweep. Default: auto, a third of a second a case.")] = None,
-    ranks: Annotated[Optional[str], _option("Local processes to start where there is no launcher. Default: 2.")] = None,
-    nodes: Annotated[Optional[str], _option("Hosts that the launcher is expected to use; others end the run.")] = None,
-    launches: Annotated[Optional[str], _option("Fresh sets of processes. Default: 1.")] = None,
-    cache: Annotated[Optional[str], _option("rotate buffers, or keep one set warm. Default: rotate.")] = None,
-    iters: Annotated[Optional[str], _option("A fixed number of iterations instead of --precision.")] = None,
-    soak: Annotated[Optional[str], _option("Soak: repeat the sweep for this long, such as 2h.", "--for")] = None,
-    deadline: Annotated[Optional[str], _option("How long a rank may be silent before it is named. Default: 30s.")] = None,
-    seed: Annotated[Optional[str], _option("Seed of the data. Default: random, and stored.")] = None,
-    out: Annotated[Optional[str], _option("Directory that results go to. Default: results.")] = None,
-    label: Annotated[Optional[str], _option("A name for this run, stored with every point.")] = None,
-    launcher: Annotated[Optional[str], _option("Which launcher's variables to believe, or none.")] = None,
+    sweep_file: Annotated[Path | None, typer.Argument(metavar="[SWEEP.toml]", help="The same options as keys of a TOML file.", show_default=False)] = None,
+    backend: Annotated[str | None, _option("gloo, mpi, nccl; several with commas. Default: gloo,mpi.")] = None,
+    collective: Annotated[str | None, _option("all_reduce, all_gather, ... or all. Default: all_reduce,reduce_scatter,all_gather,all_to_all.")] = None,
+    sizes: Annotated[str | None, _option("8:64M:4x, 1M:8M:+1M or 8,1K,1M; K, M, G are 1024-based. Default: 8:16M:8x.")] = None,
+    dtype: Annotated[str | None, _option("float32, bfloat16, int8, ... or all. Default: float32.")] = None,
+    op: Annotated[str | None, _option("sum, prod, min, max, avg, band, bor, bxor or all. Default: sum.")] = None,
+    placement: Annotated[str | None, _option("out, in or both with a comma. Default: out.")] = None,
+    group: Annotated[str | None, _option("world, node, rail, pair:A-B. Default: world.")] = None,
+    root: Annotated[str | None, _option("Root of rooted collectives. Default: 0.")] = None,
+    timing: Annotated[str | None, _option("isolated, streamed. Default: both.")] = None,
+    precision: Annotated[str | None, _option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
+    max_time: Annotated[str | None, _option("Longest time a case may take. Default: 5s.")] = None,
+    budget: Annotated[str | None, _option("Time for the whole sweep. Default: auto, a third of a second a case.")] = None,
+    ranks: Annotated[str | None, _option("Local processes to start where there is no launcher. Default: 2.")] = None,
+    nodes: Annotated[str | None, _option("Hosts that the launcher is expected to use; others end the run.")] = None,
+    launches: Annotated[str | None, _option("Fresh sets of processes. Default: 1.")] = None,
+    cache: Annotated[str | None, _option("rotate buffers, or keep one set warm. Default: rotate.")] = None,
+    iters: Annotated[str | None, _option("A fixed number of iterations instead of --precision.")] = None,
+    soak: Annotated[str | None, _option("Soak: repeat the sweep for this long, such as 2h.", "--for")] = None,
+    deadline: Annotated[str | None, _option("How long a rank may be silent before it is named. Default: 30s.")] = None,
+    seed: Annotated[str | None, _option("Seed of the data. Default: random, and stored.")] = None,
+    out: Annotated[str | None, _option("Directory that results go to. Default: results.")] = None,
+    label: Annotated[str | None, _option("A name for this run, stored with every point.")] = None,
+    launcher: Annotated[str | None, _option("Which launcher's variables to believe, or none.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases and stop.")] = False,
 ) -> int:  # fmt: skip
     from commbench.cli.errors import UsageError
@@ -141,9 +141,7 @@ def _here(options: RunOptions, sweep: Sweep) -> int:
     cases = _expand(sweep, (socket.gethostname(),) * ranks)
     progress = Progress(len(cases) * options.launches)
     try:
-        found = run_local(
-            sweep, ranks=ranks, launches=options.launches, out=options.out, on_event=progress.hear
-        )
+        found = run_local(sweep, ranks=ranks, launches=options.launches, out=options.out, on_event=progress.hear)
     finally:
         progress.close()
     return _report(found)

@@ -69,12 +69,20 @@ def show(
 
 def _points(info: RunInfo) -> pd.DataFrame:
     """The run's points; none where it ended before the first."""
+    import sys
+    import warnings
+
     from commbench.records import POINTS
     from commbench.report.frame import from_points, load
 
     if not any(info.path.rglob(POINTS)):
         return from_points([])
-    return load(info.path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        frame = load(info.path)
+    for warning in caught:
+        print(f"commbench: warning: {warning.message}", file=sys.stderr)
+    return frame
 
 
 def _choose(frame: pd.DataFrame, filters: dict[str, str]) -> pd.DataFrame:

@@ -82,7 +82,7 @@ def _by_mpi(place: Place) -> Meeting:
 def _by_torchrun(place: Place) -> Meeting:
     if place.facts.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return _by_environment(place)
-    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     facts = place.facts
     agent = TCPStore(
@@ -103,7 +103,10 @@ def _by_slurm(place: Place) -> Meeting:
     first, count = _PORTS
     key = f"{facts['SLURM_JOB_ID']}.{facts['SLURM_STEP_ID']}"
     port = first + int(hashlib.sha256(key.encode()).hexdigest(), 16) % count
-    host = expand_hostlist(facts["SLURM_STEP_NODELIST"])[0]
+    try:
+        host = expand_hostlist(facts["SLURM_STEP_NODELIST"])[0]
+    except (ValueError, IndexError) as error:
+        raise LaunchError(f"cannot read SLURM_STEP_NODELIST={facts['SLURM_STEP_NODELIST']!r} ({error})") from None
     return _at(place, host, port, key)
 
 
@@ -123,5 +126,7 @@ def _at(place: Place, host: str, port: int, key: str) -> Meeting:
         try:
             listener = listen(address, port)
         except OSError as error:
-            raise LaunchError(f"rank 0 cannot listen at {host}:{port} ({error.strerror}): is it on that host?") from None
+            raise LaunchError(
+                f"rank 0 cannot listen at {host}:{port} ({error.strerror}): is it on that host?"
+            ) from None
     return Meeting(address=(address, port), token=token, listener=listener)

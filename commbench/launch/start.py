@@ -52,7 +52,7 @@ def mpirun_command(mpirun: str, ranks: int, *, oversubscribed: bool) -> list[str
 
 def _is_open_mpi(mpirun: str) -> bool:
     try:
-        said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20).stdout
+        said = subprocess.run([mpirun, "--version"], check=False, capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
         return False
     return "Open MPI" in said or "PRRTE" in said.upper()
@@ -160,7 +160,7 @@ def start_mpirun(mpirun: str, ranks: int, environment: Mapping[str, str], *, ove
 
 
 def _start(children: Children, rank: int | None, command: list[str], environment: dict[str, str]) -> None:
-    file = tempfile.TemporaryFile()
+    file = tempfile.TemporaryFile()  # noqa: SIM115  closed by Children.end
     children.errors[rank] = file
     children.processes[rank] = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True

@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -100,14 +100,14 @@ class _Bench:
         if self.control.rank in pair:
             channel = self.make(size)
             peer = pair[1] if self.control.rank == pair[0] else pair[0]
-            act = lambda: channel.exchange(peer, peer)  # noqa: E731
+            act = lambda: channel.exchange(peer, peer)
         return max(self.time(act, "an exchange"), default=0.0)
 
     def shift(self, size: int) -> float:
         """Every rank sends to the next and receives from the one before, all at once."""
         channel = self.make(size)
         rank, world = self.control.rank, self.control.world
-        act = lambda: channel.exchange((rank + 1) % world, (rank - 1) % world)  # noqa: E731
+        act = lambda: channel.exchange((rank + 1) % world, (rank - 1) % world)
         return max(self.time(act, "a shift"), default=0.0)
 
 
@@ -123,16 +123,15 @@ def calibrate(make: Callable[[int], PointToPoint], control: Control, layout: Lay
     if control.rank != 0:
         return None
     crowd = max(len(ranks) for ranks in layout.by_host()) if len(layout.by_host()) == 1 else 0
-    values = dict(
+    links = Links(
         same_host=same_host,
         other_host=other_host,
         reduce_seconds_per_byte=_reduction(),
         host_seconds_per_message=small / crowd if crowd else 0.0,
         host_seconds_per_byte=max(0.0, large - small) / (LARGE * crowd) if crowd else 0.0,
     )
-    links = Links(**values, calibration_id="")  # type: ignore[arg-type]
     text = json.dumps(links.to_dict(), sort_keys=True)
-    return Links(**values, calibration_id=hashlib.sha256(text.encode()).hexdigest()[:12])  # type: ignore[arg-type]
+    return replace(links, calibration_id=hashlib.sha256(text.encode()).hexdigest()[:12])
 
 
 def _link(bench: _Bench, pair: tuple[int, int]) -> Link:
@@ -142,9 +141,7 @@ def _link(bench: _Bench, pair: tuple[int, int]) -> Link:
     latency = table[0][1]
     one_way = dict(table)[LARGE]
     factor = (both - latency) / (one_way - latency) if one_way > latency else 1.0
-    return Link(
-        latency_s=latency, seconds_per_byte=per_byte, exchange_factor=min(2.0, max(1.0, factor)), table=table
-    )
+    return Link(latency_s=latency, seconds_per_byte=per_byte, exchange_factor=min(2.0, max(1.0, factor)), table=table)
 
 
 def _reduction() -> float:

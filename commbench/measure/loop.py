@@ -190,7 +190,7 @@ def _warm_up(rank: _Rank, doing: str) -> float:
     rank.fill(len(rank.operations), 0, frozenset())
     count, previous = 1, 0.0
     for number in range(WARMUP_ROUNDS):
-        seconds = control.agree(rank.warm(count), max)
+        seconds: float = control.agree(rank.warm(count), max)
         settled = number > 0 and seconds >= 0.9 * previous
         if settled or seconds * count > 10 * WARMUP_ROUND_S:
             break

@@ -31,9 +31,9 @@ class StoppingRule:
         """Why to stop now, or None to go on. ``times`` are all samples so far, from ``rounds`` rounds."""
         if self.iterations is not None:
             return "iterations" if len(times) >= self.iterations else None
-        if rounds >= MIN_ROUNDS and len(times) and times.max() > 0:
-            if relative_half_width(summarise_times(times)) <= self.precision:
-                return "precision"
+        settled = rounds >= MIN_ROUNDS and relative_half_width(summarise_times(times)) <= self.precision
+        if settled:
+            return "precision"
         if elapsed_s >= self.limit_s and len(times):
             return self.limit_name
         return "samples" if len(times) >= MAX_SAMPLES else None

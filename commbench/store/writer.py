@@ -38,7 +38,9 @@ def create_run(out: Path) -> Path:
         (run / HOSTS).mkdir()
         (run / LAUNCHES).mkdir()
     except OSError as error:
-        raise StoreError(f"cannot write results under {out} ({error.strerror}): choose another place with --out") from None
+        raise StoreError(
+            f"cannot write results under {out} ({error.strerror}): choose another place with --out"
+        ) from None
     return run
 
 
@@ -83,7 +85,7 @@ class LaunchWriter:
         self._manifest = {"launch": launch, **manifest}
         write_json(self._directory / "manifest.json", self._manifest)
         # Unbuffered and appended: one write call a point.
-        self._points = open(self._directory / POINTS, "ab", buffering=0)
+        self._points = open(self._directory / POINTS, "ab", buffering=0)  # noqa: SIM115  open as long as the launch
 
     def update(self, **facts: Any) -> None:
         """Add to the launch's manifest."""

@@ -176,7 +176,7 @@ def test_a_vanished_rank_is_blamed_before_those_it_broke(job: Callable[..., Job]
 
 
 def test_a_killed_child_is_named_with_its_signal(job: Callable[..., Job]) -> None:
-    one = job(2, beats=lambda: {})
+    one = job(2, beats=dict)
     ranks = one.arrive()
     ranks[0].send("expect", seconds=60, doing="warming up case one")
     ranks[1].socket.close()
@@ -189,7 +189,9 @@ def test_only_a_failure_names_the_rank_that_reports_it(job: Callable[..., Job]) 
     ranks = one.arrive()
     ranks[1].send("failed", reason="cannot write /x (No space left on device)", code=3, beat=beat(1, 1, 4))
     outcome = one.end()
-    assert outcome.line == "rank 1 on host1 failed: cannot write /x (No space left on device) during case one, iteration 4"
+    assert (
+        outcome.line == "rank 1 on host1 failed: cannot write /x (No space left on device) during case one, iteration 4"
+    )
 
 
 def test_a_silent_rank_is_named_at_the_deadline(job: Callable[..., Job]) -> None:
@@ -201,9 +203,7 @@ def test_a_silent_rank_is_named_at_the_deadline(job: Callable[..., Job]) -> None
         ranks[rank].send("here", beat=beat(rank, 1, 9))
     outcome = one.end()
     assert (outcome.status, outcome.code, outcome.ranks) == ("timeout", 3, (2,))
-    assert outcome.line == (
-        "rank 2 on host2 did not answer (stopped, frozen or unreachable) within 0 s while case one"
-    )
+    assert outcome.line == ("rank 2 on host2 did not answer (stopped, frozen or unreachable) within 0 s while case one")
 
 
 def test_a_rank_that_lags_behind_is_named_at_the_deadline(job: Callable[..., Job]) -> None:
