@@ -56,7 +56,9 @@ def show(
     except ValueError as error:
         raise UsageError(str(error)) from None
     except OSError as error:
-        raise UsageError(f"{error.filename or results}: {error.strerror}: choose another file") from None
+        # pandas raises OSError with a sentence and nothing else.
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise UsageError(f"{what}: choose another place") from None
     if len(chosen):
         print_tables(chosen)
     print(plain(_headline(info, frame)))

@@ -74,12 +74,12 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
         from commbench.report.frame import summarise
 
         frame = summarise(frame, by=("run_id",))
-    rows = _records(frame, console.encoding)
+    rows = sorted(_records(frame, console.encoding), key=_order)
     timed = [row for row in rows if row["time_s"] is not None]
     marks, legend = _footnotes(timed)
     legend = [*_interval_legend(timed), *legend]
     narrow: dict[str, None] = {}
-    for _, group in groupby(sorted(rows, key=_order), key=lambda row: (row["collective"], row["backend"])):
+    for _, group in groupby(rows, key=lambda row: (row["collective"], row["backend"])):
         narrow.update(dict.fromkeys(_print_table(console, list(group), marks)))
     if narrow:
         legend.append(f"left out at {console.width} columns: {', '.join(narrow)}")
@@ -179,7 +179,9 @@ def _title(rows: list[Row], varying: list[str], one_timing: bool) -> str:
         "execution": "eager",
         "cache": "rotate",
     }
-    parts = [text for name, text in said.items() if name not in varying and row[name] != usual.get(name, "")]
+    sized = {"dtype", "placement"} if not any(map(_size, rows)) else set()
+    silent = {*varying, *sized, *(name for name, value in usual.items() if row[name] == value)}
+    parts = [text for name, text in said.items() if name not in silent]
     if parts[0] == said["ranks"] and parts[1:2] == [said["nodes"]]:
         parts[:2] = [f"{parts[0]} {parts[1]}"]
     parts += [row["timing"]] * one_timing
@@ -337,7 +339,8 @@ def _footnotes(rows: list[Row]) -> tuple[dict[int, list[str]], list[str]]:
     lines = [f"{letter}  {text}" for text, letter in letters.items()]
     if rows and all(row["bound_s"] is None for row in rows):
         lines.append("no model columns: the links of this run were not calibrated")
-    return {key: [letters[text] for text in texts] for key, texts in said.items()}, lines
+    by_age = list(letters).index
+    return {key: [letters[text] for text in sorted(texts, key=by_age)] for key, texts in said.items()}, lines
 
 
 def _remarks(row: Row) -> list[str]:

@@ -50,7 +50,9 @@ def test_exchange_factor(factor: float, ranks: int) -> None:
 def test_exchange_of_unequal_sizes_is_slow_only_while_both_move() -> None:
     """3 blocks one way and 1 the other: half duplex they share the side until the shorter is through."""
     blocks = tuple(Block(rank, -1, piece) for rank in (0, 1) for piece in range(3))
-    exchange = from_rounds("all_gather", "hand-made", 2, [[Message(1, 0, blocks[3:4]), Message(0, 1, blocks[:3])]], cut=3)
+    exchange = from_rounds(
+        "all_gather", "hand-made", 2, [[Message(1, 0, blocks[3:4]), Message(0, 1, blocks[:3])]], cut=3
+    )
     assert price(exchange, 6e5, (0, 1), HALF_DUPLEX) == pytest.approx(ALPHA + 3e5 * BETA + 1e5 * BETA, rel=1e-12)
 
 
@@ -65,7 +67,9 @@ def test_ranks_of_a_host_share_its_nic() -> None:
 def test_ranks_of_a_host_share_the_host() -> None:
     """Messages inside a host take turns on what its cores can do; a message alone takes what it takes alone."""
     links = both(host_seconds_per_message=2e-6, host_seconds_per_byte=BETA)
-    assert price(build("send_recv", "ring", 4), SIZE, (0, 0, 0, 0), links) == pytest.approx(4 * (2e-6 + MOVE), rel=1e-12)
+    assert price(build("send_recv", "ring", 4), SIZE, (0, 0, 0, 0), links) == pytest.approx(
+        4 * (2e-6 + MOVE), rel=1e-12
+    )
     assert price(build("broadcast", "ring", 2), 10, (0, 0), links) == pytest.approx(2e-6 + 10 * BETA, rel=1e-12)
     cheap = both(host_seconds_per_message=1e-9)
     assert price(build("broadcast", "ring", 2), 10, (0, 0), cheap) == pytest.approx(ALPHA / 10 + BETA, rel=1e-12)

@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from commbench.records import Point
@@ -19,7 +20,7 @@ def point(size: int = 1024, **changes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {
         "run_id": "r1", "collective": "all_reduce", "backend": "gloo", "ranks": 4, "nodes": 2, "dtype": "float32",
         "reduce_op": "sum", "placement": "out", "bytes": size, "requested_bytes": size, "timing": "isolated",
-        "case_id": f"{size}", "time_s": time, "interval_of": "iterations", "interval_level": 0.9785, "wrong": 0,
+        "case_id": f"{size}", "time_s": time, "interval_of": "iterations", "interval_level": 0.978515625, "wrong": 0,
     }  # fmt: skip
     if time is not None:
         values |= {"algbw_Bps": size / time, "busbw_Bps": 1.5 * size / time}
@@ -55,7 +56,7 @@ def test_a_small_table_in_full() -> None:
            1M  1.00 ms  2.0%     1.05    1.57  1.97  0.79   3.15  50%  ring 20%  3 n1         0
         2M - 4M: skipped: needs 8 GB a rank
 
-        time: median, and the wider side of its interval, of iterations at 97.8 % confidence
+        time: median, and the wider side of its interval, of iterations at 97.9 % confidence
         a  late starts: in most iterations the ranks did not start together, so the time holds some waiting
         """
     )
@@ -92,7 +93,7 @@ def test_launches_are_summarised_and_a_low_level_is_marked() -> None:
         *[point(launch=index, time_s=time) for index, time in enumerate((1e-3, 1.1e-3, 1.2e-3, 1.3e-3, 2e-3))]
     )
     assert "5 launches" in text.splitlines()[0]
-    assert "1.20 ms   67%*" in text
+    assert text.splitlines()[2].split()[1:4] == ["1.20", "ms", "67%*"]
     assert "of launches at 93.8 % confidence; * below 95 %" in text
 
 
@@ -166,7 +167,7 @@ def test_no_calibration_is_said_and_empty_columns_are_left_out() -> None:
 
 def test_a_barrier_has_a_time_and_no_rate() -> None:
     text = text_of(point(0, collective="barrier", reduce_op=None, algbw_Bps=None, busbw_Bps=None))
-    assert "GB/s" not in text
+    assert text.startswith("barrier gloo: 4 ranks on 2 hosts, isolated\n")
     assert "1.00 ms" in text
 
 
@@ -179,7 +180,7 @@ def wide_points() -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("width", [60, 80])
 def test_columns_that_do_not_fit_are_left_out_and_named(width: int) -> None:
     text = text_of(*wide_points(), width=width)
     assert max(len(line) for line in text.splitlines()) <= width
@@ -223,7 +224,7 @@ def test_wide_characters_keep_the_columns_straight() -> None:
     text = text_of(point(8, slowest_rank=0, slowest_host="節点"), point(64, slowest_rank=1, slowest_host="node"))
     first, second = text.splitlines()[2:4]
     assert first.index("0 節点") == second.index("1 node")
-    assert first.endswith("節点      0") and second.endswith("node      0")
+    assert cell_len(first) == cell_len(second)
 
 
 def test_an_empty_frame_prints_nothing() -> None:
