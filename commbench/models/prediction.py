@@ -47,8 +47,8 @@ def predict(
     ``hosts[rank]`` is the host of a rank of the group, ``itemsize`` the bytes of an element, of which a piece has at
     least one. A streamed operation takes what each further one adds, (T(2K) - T(K))/K. Up to 64 ranks are simulated;
     beyond, the closed form of the slowest class of links stands in, which knows nothing of ranks that share a NIC, but
-    never less than the bound. Raises ValueError
-    for names that are not known and for a link that is needed but not calibrated.
+    never less than the bound. Raises ValueError for an unknown timing and for a link that is needed but not calibrated,
+    KeyError for an unknown collective.
     """
     least = bound(collective, message_bytes, hosts, links, timing, root)
     times = {}

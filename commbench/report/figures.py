@@ -171,12 +171,13 @@ def _scale(panel: Axes, sizes: list[int]) -> None:
     first, last = math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes)))
     step = max(1, math.ceil((last - first) / (MOST_SIZES - 1)))
     panel.set_xticks([2**power for power in range(first, last + 1, step)])
-    panel.minorticks_off()
     panel.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
     if math.isinf(panel.dataLim.minposy):
+        panel.minorticks_off()
         panel.set_yticks([])  # all data are wrong: there is no bandwidth
         return
     panel.set_yscale("log")
+    panel.minorticks_off()
     low, high = panel.get_ylim()
     decades = math.log10(high / low)
     # Powers of ten alone would leave a narrow range without a label.

@@ -49,6 +49,7 @@ CASE = (
     "placement", "bytes", "requested_bytes", "timing", "execution", "cache", "root",
 )  # fmt: skip
 _SEVERITY = {STATUS_OK: 0, STATUS_SKIPPED: 1, STATUS_FAILED: 2, STATUS_WRONG: 3}
+_MODELS = {"ring_s": "ring_busbw_Bps", "tree_s": "tree_busbw_Bps", "bound_s": "efficiency"}
 _TOTALS = ("wrong", "verified", "samples", "discarded")
 _FLAGS = ("late_starts", "beyond_bound", "oversubscribed", "host_bound")
 _INT64_MAX = np.iinfo(np.int64).max
@@ -100,7 +101,7 @@ def _by_column(rows: Iterable[dict[str, Any]]) -> tuple[dict[str, list[Any]], in
 
 
 def find_points(source: Source | Sequence[Source]) -> list[Path]:
-    """The points files below ``source``, each once, launch 10 after launch 2. Raises ValueError where there are none."""
+    """The points files below ``source``, each once, launch 10 after launch 2. Raises ValueError if there are none."""
     sources = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     found: dict[Path, None] = {}
     for item in sources:
@@ -207,11 +208,12 @@ def summarise(frame: pd.DataFrame, *, by: Sequence[str] = (), level: float = LEV
 
     ``time_s`` is the median of the launches' medians; a soak's passes reduce to their launch's median first. With
     two or more timed launches the interval is that of the launches' medians (``interval_of`` is "launches"); with one
-    launch of several passes that of the passes' medians; else the point's own. Bandwidths and the efficiency follow
-    ``time_s``. ``status`` and ``reason`` are those of the worst point, ``wrong``, ``verified``, ``samples`` and
-    ``discarded`` are totals, a flag is set where any point sets it, and distinct notes are joined. All other columns
-    are those of the point whose median is nearest to ``time_s``. Only points that are ok are timed, unless the case
-    has none. ``by`` names further columns to keep apart, such as run_id, which are otherwise pooled.
+    launch of several passes that of the passes' medians; else the point's own. ``ring_s``, ``tree_s`` and ``bound_s``
+    are medians over the launches; bandwidths and the efficiency follow these times. ``status`` and ``reason`` are
+    those of the worst point, ``wrong``, ``verified``, ``samples`` and ``discarded`` are totals, a flag is set where
+    any point sets it, and distinct notes are joined. All other columns are those of the point whose median is nearest
+    to ``time_s``. Only points that are ok are timed, unless the case has none. ``by`` names further columns to keep
+    apart, such as run_id, which are otherwise pooled.
     Rows come in the order in which the cases first appear.
     """
     frame = frame.reset_index(drop=True)
@@ -233,6 +235,7 @@ def summarise(frame: pd.DataFrame, *, by: Sequence[str] = (), level: float = LEV
     result = frame.loc[row.astype("int64")].reset_index(drop=True)
     result["status"], result["reason"] = (frame.loc[worst, name].array for name in ("status", "reason"))
     _follow_time(result, middle)
+    _follow_models(result, frame[list(_MODELS)].groupby(case).median())
     _set_intervals(result, times, medians, level)
     for name in _TOTALS:
         result[name] = frame[name].groupby(case).sum(min_count=1).array
@@ -258,6 +261,14 @@ def _follow_time(result: pd.DataFrame, middle: pd.Series[Any]) -> None:
         # Wrong data in any launch leaves no bandwidth to speak of.
         result[name] = (result[name] * factor).mask(result["status"] == STATUS_WRONG)
     result["time_s"] = time
+
+
+def _follow_models(result: pd.DataFrame, middle: pd.DataFrame) -> None:
+    """The launches' median of every model: each launch calibrates the links anew."""
+    for name, rate in _MODELS.items():
+        change = (result[name] / middle[name].array).fillna(1.0)
+        result[rate] = result[rate] / change if name == "bound_s" else result[rate] * change
+        result[name] = middle[name].array
 
 
 def _set_intervals(result: pd.DataFrame, times: pd.DataFrame, medians: pd.DataFrame, level: float) -> None:

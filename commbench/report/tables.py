@@ -33,6 +33,10 @@ IDENTITY = {
     "placement": "place", "algorithm": "algorithm", "protocol": "protocol", "root": "root", "execution": "execution",
     "cache": "cache",
 }  # fmt: skip
+# What a title need not say.
+_USUAL = {
+    "group": "world", "algorithm": "library", "protocol": None, "root": 0, "execution": "eager", "cache": "rotate",
+}  # fmt: skip
 _READ = (
     *IDENTITY, "collective", "backend", "bytes", "requested_bytes", "timing", "status", "reason", "wrong", "samples",
     "discarded", "time_s", "time_lo_s", "time_hi_s", "interval_of", "interval_level", "algbw_Bps", "busbw_Bps",
@@ -155,39 +159,29 @@ def _print_table(console: Console, rows: list[Row], marks: dict[int, list[str]])
 
 def _title(rows: list[Row], varying: list[str], one_timing: bool) -> str:
     row = rows[0]
-    places = {"out": "out of place", "in": "in place"}
-    hosts = f"{row['nodes']} host" + ("s" if row["nodes"] != 1 else "")
-    element = f"{row['dtype']} {row['reduce_op']}" if row["reduce_op"] and "reduce_op" not in varying else row["dtype"]
-    launches = sorted({row["launches"] for row in rows})
+    hosts = f"on {row['nodes']} host" + "s" * (row["nodes"] != 1)
+    group = row["group"]
     said = {
-        "ranks": f"{row['ranks']} ranks",
-        "nodes": f"on {hosts}",
-        "dtype": element,
-        "placement": places.get(row["placement"], row["placement"]),
-        "group": f"in each {row['group']}" if row["group"] in ("node", "rail") else row["group"],
+        "ranks": f"{row['ranks']} ranks" + f" {hosts}" * ("nodes" not in varying),
+        "nodes": hosts if "ranks" in varying else None,
+        "dtype": row["dtype"],
+        "reduce_op": row["reduce_op"],
+        "placement": {"out": "out of place", "in": "in place"}.get(row["placement"], row["placement"]),
+        "group": f"in each {group}" if group in ("node", "rail") else group,
         "algorithm": f"algorithm {row['algorithm']}",
         "protocol": f"protocol {row['protocol']}",
         "root": f"root {row['root']}",
         "execution": row["execution"],
         "cache": f"{row['cache']} cache",
     }
-    usual = {
-        "group": "world",
-        "algorithm": "library",
-        "protocol": None,
-        "root": 0,
-        "execution": "eager",
-        "cache": "rotate",
-    }
-    sized = {"dtype", "placement"} if not any(map(_size, rows)) else set()
-    silent = {*varying, *sized, *(name for name, value in usual.items() if row[name] == value)}
-    parts = [text for name, text in said.items() if name not in silent]
-    if parts[0] == said["ranks"] and parts[1:2] == [said["nodes"]]:
-        parts[:2] = [f"{parts[0]} {parts[1]}"]
-    parts += [row["timing"]] * one_timing
-    parts += [f"{launches[-1]} launches"] * (launches[-1] > 1)
-    rates = any(row["busbw_Bps"] is not None for row in rows)
-    return f"{row['collective']} {row['backend']}: {', '.join(parts)}" + "; rates in GB/s" * rates
+    silent = {*varying, *(name for name, value in _USUAL.items() if row[name] == value)}
+    if not any(map(_size, rows)):
+        silent |= {"dtype", "placement"}  # a barrier carries no data
+    parts = [text for name, text in said.items() if text is not None and name not in silent]
+    launches = max(row["launches"] for row in rows)
+    parts += [row["timing"]] * one_timing + [f"{launches} launches"] * (launches > 1)
+    rates = "; rates in GB/s" * any(row["busbw_Bps"] is not None for row in rows)
+    return f"{row['collective']} {row['backend']}: {', '.join(parts)}{rates}"
 
 
 def _columns(
@@ -213,7 +207,16 @@ def _columns(
         column("ring", rate("ring_busbw_Bps")),
         column("tree", rate("tree_busbw_Bps")),
         column("bound", _bound_rate),
-        column("eff", lambda row: None if row["efficiency"] is None else f"{row['efficiency']:.0%}"),
+        column(
+            "eff",
+            lambda row: (
+                None
+                if row["efficiency"] is None
+                else f"{row['efficiency']:.0%}"
+                if row["efficiency"] < 9.995
+                else ">999%"
+            ),
+        ),
         column("nearest", _nearest, left=True),
         column("slowest", lambda row: _slowest(row, hosts_matter), left=True),
         column("wrong", lambda row: _text(row["wrong"])),

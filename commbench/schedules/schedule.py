@@ -128,9 +128,7 @@ class Schedule:
         self._check_compatible(other)
         left, right = _same_cut(self, other)
         cut = left.cut
-        moved = right.relabel(
-            collective=self.collective, cut=2 * cut, block=lambda b: b._replace(piece=b.piece + cut)
-        )
+        moved = right.relabel(collective=self.collective, cut=2 * cut, block=lambda b: b._replace(piece=b.piece + cut))
         programs = tuple(one + two for one, two in zip(left.programs, moved.programs, strict=True))
         return replace(moved, programs=programs)
 

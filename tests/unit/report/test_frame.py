@@ -187,9 +187,25 @@ def test_an_even_number_of_launches_scales_rates_to_the_median() -> None:
     assert (row["time_lo_s"], row["time_hi_s"], row["interval_level"]) == (2.0, 4.0, 0.5)
 
 
+def test_models_are_the_median_of_the_launches_calibrations() -> None:
+    points = [
+        point(launch=i, time_s=t, busbw_Bps=12 / t, ring_s=r, ring_busbw_Bps=12 / r, bound_s=b, efficiency=b / t)
+        for i, (t, r, b) in enumerate([(4.0, 2.0, 1.0), (8.0, 6.0, 2.0), (6.0, 3.0, 1.5), (5.0, 4.0, 1.0)])
+    ]
+    row = summarise(frame_of(*points)).iloc[0]
+    assert row[["time_s", "ring_s", "bound_s"]].tolist() == [5.5, 3.5, 1.25]
+    assert row["ring_busbw_Bps"] == pytest.approx(12 / 3.5)
+    assert row["efficiency"] == pytest.approx(1.25 / 5.5)
+    assert pd.isna(row["tree_s"])
+
+
+def test_an_efficiency_without_a_bound_is_kept() -> None:
+    assert summarise(frame_of(point(efficiency=0.8)))["efficiency"].tolist() == [0.8]
+
+
 def test_passes_of_a_soak_reduce_to_their_launch_first() -> None:
-    # Launch 0 has passes 1, 2, 9 (median 2), launch 1 has one pass of 6: the median of launches is 4, of all 4 points 4.
-    passes = [(0, 0, 1.0), (0, 1, 2.0), (0, 2, 9.0), (1, 0, 7.0)]
+    # Launch 0 has passes 1, 2, 3 (median 2), launch 1 one of 7: the launches' median is 4.5, that of all points 2.5.
+    passes = [(0, 0, 1.0), (0, 1, 2.0), (0, 2, 3.0), (1, 0, 7.0)]
     row = summarise(frame_of(*[point(launch=k, pass_index=i, time_s=t) for k, i, t in passes])).iloc[0]
     assert (row["time_s"], row["time_lo_s"], row["time_hi_s"], row["launches"]) == (4.5, 2.0, 7.0, 2)
 

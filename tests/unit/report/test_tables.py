@@ -50,7 +50,7 @@ def test_a_small_table_in_full() -> None:
     )
     assert text == textwrap.dedent(
         """\
-        all_reduce gloo: 4 ranks on 2 hosts, float32 sum, out of place, isolated; rates in GB/s
+        all_reduce gloo: 4 ranks on 2 hosts, float32, sum, out of place, isolated; rates in GB/s
         bytes     time     ±    algbw   busbw  ring  tree  bound  eff  nearest   slowest  wrong  note
             8   100 us  2.0%   0.0001  0.0001     -     -      -    -  -         0 n0         0  a
            1M  1.00 ms  2.0%     1.05    1.57  1.97  0.79   3.15  50%  ring 20%  3 n1         0
@@ -81,11 +81,21 @@ def test_rows_are_sorted_by_timing_and_size() -> None:
 def test_what_varies_is_a_column_and_what_does_not_is_in_the_title() -> None:
     text = text_of(point(dtype="float32"), point(dtype="bfloat16"), point(dtype="int8", placement="in"))
     title, heading = text.splitlines()[:2]
-    assert title.startswith("all_reduce gloo: 4 ranks on 2 hosts, isolated")
+    assert title.startswith("all_reduce gloo: 4 ranks on 2 hosts, sum, isolated")
     assert heading.split()[:3] == ["bytes", "dtype", "place"]
     plain_title = text_of(point(nodes=1, group="node", algorithm="own:ring", cache="warm", root=2)).splitlines()[0]
     for part in ("on 1 host,", "in each node", "algorithm own:ring", "root 2", "warm cache"):
         assert part in plain_title
+
+
+def test_everything_may_vary() -> None:
+    title, heading, *rest = text_of(
+        point(), point(ranks=8, nodes=4, dtype="int8", reduce_op="max", placement="in", group="node", run_id="r2")
+    ).splitlines()
+    assert title == "all_reduce gloo: isolated; rates in GB/s"
+    assert heading.split()[:8] == ["bytes", "run", "group", "ranks", "hosts", "dtype", "op", "place"]
+    assert [line.split()[1] for line in rest[:2]] == ["r1", "r2"]
+    assert text_of(point(), point(ranks=8)).startswith("all_reduce gloo: on 2 hosts, float32, sum")
 
 
 def test_launches_are_summarised_and_a_low_level_is_marked() -> None:
