@@ -18,7 +18,7 @@ from commbench import __version__
 from commbench.backends import BACKENDS, BackendInfo
 from commbench.launch.network import interfaces
 from commbench.launch.place import LaunchError, Place, detect
-from commbench.launch.start import find_mpirun, mpirun_command
+from commbench.launch.start import find_mpirun, mpirun_command, mpirun_environment
 from commbench.provenance.host import collect_host
 from commbench.provenance.network import collect_network
 from commbench.provenance.sources import command
@@ -83,7 +83,9 @@ def probe_mpirun(mpirun: str | None, place: Place | None) -> Check:
     start = time.monotonic()
     try:
         argv = [*mpirun_command(mpirun, 2, oversubscribed=True), sys.executable, "-c", _PROBE]
-        said = command(argv, timeout_s=PROBE_S, environ={**os.environ, **_mpirun_settings()}).split(maxsplit=1)
+        said = command(argv, timeout_s=PROBE_S, environ=mpirun_environment(os.environ, oversubscribed=True)).split(
+            maxsplit=1
+        )
     except (OSError, RuntimeError) as error:
         fix = "install mpi4py for this MPI (pip install --no-binary mpi4py mpi4py), or use pip install 'commbench[mpi]'"
         return Check(subject="mpirun", ok=False, text=f"{mpirun} cannot start mpi4py ({_one_line(error)}): {fix}")
@@ -92,13 +94,6 @@ def probe_mpirun(mpirun: str | None, place: Place | None) -> Check:
         return Check(subject="mpirun", ok=False, text=f"{mpirun}: {lone}; pip install 'commbench[mpi]' brings a pair")
     took = time.monotonic() - start
     return Check(subject="mpirun", ok=True, text=f"{mpirun}, {said[1].strip()}, started 2 ranks in {took:.1f} s")
-
-
-def _mpirun_settings() -> dict[str, str]:
-    settings = {"OMPI_MCA_mpi_yield_when_idle": "1"}
-    if os.geteuid() == 0:
-        settings |= {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
-    return settings
 
 
 def _backend(info: BackendInfo, mpirun: Check) -> Check:

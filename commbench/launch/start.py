@@ -50,6 +50,19 @@ def mpirun_command(mpirun: str, ranks: int, *, oversubscribed: bool) -> list[str
     return command
 
 
+def mpirun_environment(base: Mapping[str, str], *, oversubscribed: bool) -> dict[str, str]:
+    """``base`` with what mpirun needs to run here: leave to be root, and ranks that yield where cores are short."""
+    environment = dict(base)
+    if oversubscribed:
+        # A rank that spins while it waits would keep its partner from the core that it needs.
+        environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+        environment.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":OVERSUBSCRIBE")
+    if os.geteuid() == 0:
+        environment.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        environment.update(PRTE_ALLOW_RUN_AS_ROOT="1", PRTE_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    return environment
+
+
 def _is_open_mpi(mpirun: str) -> bool:
     try:
         said = subprocess.run([mpirun, "--version"], check=False, capture_output=True, text=True, timeout=20).stdout
@@ -145,14 +158,8 @@ def start_local(ranks: int, environment: Mapping[str, str]) -> Children:
 
 def start_mpirun(mpirun: str, ranks: int, environment: Mapping[str, str], *, oversubscribed: bool) -> Children:
     """The workers as ranks of one mpirun on this host."""
-    mine = {key: value for key, value in environment.items() if key != "COMMBENCH_PARENT"}
-    if oversubscribed:
-        # A rank that spins while it waits would keep its partner from the core that it needs.
-        mine.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-        mine.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":OVERSUBSCRIBE")
-    if os.geteuid() == 0:
-        mine.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
-        mine.update(PRTE_ALLOW_RUN_AS_ROOT="1", PRTE_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+    mine = mpirun_environment(environment, oversubscribed=oversubscribed)
+    mine.pop("COMMBENCH_PARENT", None)
     children = Children(processes={}, errors={})
     command = mpirun_command(mpirun, ranks, oversubscribed=oversubscribed)
     _start(children, None, [*command, sys.executable, *WORKER], mine)

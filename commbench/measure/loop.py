@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.measure.clock import SAME_HOST_ERROR_S, now_ns, wait_until
+from commbench.measure.clock import SAME_HOST_ERROR_S, now_ns
 from commbench.measure.control import Control
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Operation
 from commbench.measure.ranks import Iterations, combine, well_started
 from commbench.measure.stopping import StoppingRule
+from commbench.measure.timed import Start, run_isolated, run_streamed
 from commbench.stats.summary import Summary, summarise_times
 
 WARMUP_ROUNDS = 6
@@ -106,47 +106,6 @@ class _Rank:
                 self.operations[index % len(self.operations)].run()
         return (now_ns() - start) / count / 1e9
 
-    def isolated(self, count: int, first: int, base_ns: int, spacing_ns: int) -> NDArray[np.int64]:
-        """``count`` iterations, iteration k starting at ``base_ns + k * spacing_ns``: their stamps, (count, 2)."""
-        starts, ends = [0] * count, [0] * count
-        beat, spin, barrier = self.control.beat, self.settings.spin, self.settings.barrier
-        runs: list[Callable[[], Any]] = [operation.run for operation in self.operations[:count]]
-        if not runs:
-            for _ in range(count if barrier is not None else 0):
-                barrier.run()  # type: ignore[union-attr]
-            return np.zeros((count, 2), dtype=np.int64)
-        for index, run in enumerate(runs):
-            beat("inside", first + index)
-            if barrier is not None:
-                barrier.run()
-            else:
-                wait_until(base_ns + index * spacing_ns, spin)
-            start = now_ns()
-            run()
-            end = now_ns()
-            starts[index], ends[index] = start, end
-        return np.array([starts, ends], dtype=np.int64).T
-
-    def streamed(self, count: int, first: int, base_ns: int) -> NDArray[np.int64]:
-        """One batch of ``count`` operations: its stamps, (1, 2)."""
-        sets = len(self.operations)
-        barrier = self.settings.barrier
-        calls = [self.operations[index % sets].enqueue for index in range(count)] if sets else []
-        finish = self.operations[0].finish if sets else None
-        self.control.beat("inside", first)
-        if barrier is not None:
-            barrier.run()
-        else:
-            wait_until(base_ns, self.settings.spin)
-        if finish is None:
-            return np.zeros((1, 2), dtype=np.int64)
-        start = now_ns()
-        for call in calls:
-            call()
-        finish()
-        end = now_ns()
-        return np.array([[start, end]], dtype=np.int64)
-
 
 def measure(
     operations: list[Operation], pattern: Pattern | None, control: Control, settings: Settings,
@@ -211,10 +170,11 @@ def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], NDArray[n
     control.gather(None)
     base_ns = control.share(now_ns() + plan["lead_ns"])
     ready = time.perf_counter()
-    if settings.streamed:
-        stamps = rank.streamed(plan["count"], plan["first"], base_ns)
-    else:
-        stamps = rank.isolated(plan["count"], plan["first"], base_ns, plan["spacing_ns"])
+    start = Start(
+        base_ns=base_ns, spacing_ns=plan["spacing_ns"], spin=settings.spin, barrier=settings.barrier, beat=control.beat,
+    )  # fmt: skip
+    run = run_streamed if settings.streamed else run_isolated
+    stamps = run(rank.operations, plan["count"], plan["first"], start)
     done = time.perf_counter()
     control.beat("checking", plan["first"])
     wrong = rank.count_wrong(checked)

@@ -51,9 +51,9 @@ def test_a_small_table_in_full() -> None:
     assert text == textwrap.dedent(
         """\
         all_reduce gloo: 4 ranks on 2 hosts, float32, sum, out of place, isolated; rates in GB/s
-        bytes     time     ±    algbw   busbw  ring  tree  bound  eff  nearest   slowest  wrong  note
-            8   100 us  2.0%   0.0001  0.0001     -     -      -    -  -         0 n0         0  a
-           1M  1.00 ms  2.0%     1.05    1.57  1.97  0.79   3.15  50%  ring 20%  3 n1         0
+        bytes     time     ±     algbw    busbw  ring  tree  bound  eff  nearest   slowest  wrong  note
+            8   100 us  2.0%   8.0e-05  1.2e-04     -     -      -    -  -         0 n0         0  a
+           1M  1.00 ms  2.0%      1.05     1.57  1.97  0.79   3.15  50%  ring 20%  3 n1         0
         2M - 4M: skipped: needs 8 GB a rank
 
         time: median, and the wider side of its interval, of iterations at 97.9 % confidence
