@@ -75,9 +75,10 @@ def parse_group(text: str) -> str:
     """The group's name if it is one: world, node, rail or pair:A-B. Raises ValueError."""
     pair = _PAIR.match(text)
     if pair:
-        if pair[1] == pair[2]:
+        first, second = int(pair[1]), int(pair[2])
+        if first == second:
             raise ValueError(f"group {text!r} names one rank twice: write two different ranks, such as pair:0-1")
-        return text
+        return f"pair:{first}-{second}"
     if text not in GROUP_KINDS:
         raise ValueError(unknown_name("group", text, (*GROUP_KINDS, "pair:A-B")))
     return text

@@ -82,6 +82,8 @@ def _own_place() -> Place | None:
 
 def work(client: Client, place: Place) -> int:
     """From arrival to farewell. Whatever goes wrong reaches the hub as one line."""
+    from commbench.launch.meet import part
+
     plan = client.welcome()
     try:
         _Worker(client, place, plan).run()
@@ -89,6 +91,7 @@ def work(client: Client, place: Place) -> int:
         if os.environ.get("COMMBENCH_TRACEBACK"):
             raise
         client.fail(_one_line(error))
+    part()
     client.finish()
     return 0
 
@@ -133,8 +136,8 @@ class _Worker:
 
     def _host_facts(self, collect: Any) -> dict[str, Any]:
         """At rank 0: what the first rank of every host finds, by host."""
-        mine = collect() if self.place.local_rank == 0 else None
-        gathered = self.client.gather(mine) or []
+        speaks = self.client.rank in {ranks[0] for ranks in self.layout.by_host()}
+        gathered = self.client.gather(collect() if speaks else None) or []
         return {self.layout.hosts[rank]: facts for rank, (facts, _) in enumerate(gathered) if facts is not None}
 
     def _open_store(self, before: dict[str, Any]) -> None:
@@ -145,13 +148,15 @@ class _Worker:
         self.writer = LaunchWriter(
             Path(self.plan["run"]), self.plan["launch"],
             {"seed": self.sweep.seed, "order": [case.case_id for case in self.cases], "started_utc": utc_now(),
-             "hosts": list(self.layout.hosts), "before": before, "backends": {}},
+             "hosts": list(self.layout.hosts), "backends": {}},
         )  # fmt: skip
+        self.writer.host_facts("before", before)
 
     def _close_store(self, after: dict[str, Any]) -> None:
         from commbench.store.writer import utc_now
 
-        self.writer.update(ended_utc=utc_now(), after=after)
+        self.writer.host_facts("after", after)
+        self.writer.update(ended_utc=utc_now())
         self.writer.close()
 
     def _record(self, point: Any, stamps: Any = None) -> None:

@@ -13,9 +13,11 @@ from commbench.cli.errors import UsageError
 from commbench.cli.run import run
 from commbench.cli.show import show
 
+_INTERRUPTED = 130  # what typer makes of Ctrl-C
+
 # Plain help text: rich's takes longer to load than all the rest.
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
     help="Time collective communication, beside what it should be and what it was.",
     epilog="Start with: commbench run",
 )  # fmt: skip
@@ -42,12 +44,9 @@ def _options(
 def main() -> int:
     """Run the command; returns the exit code: 0 fine, 2 usage, 3 failed or incomplete."""
     try:
-        result = app(standalone_mode=False)
+        result = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except UsageError as error:
         return _complain(str(error))
-    except KeyboardInterrupt:
-        print("commbench: interrupted", file=sys.stderr)
-        return 3
     except BrokenPipeError:
         return 0
     except Exception as error:
@@ -55,6 +54,9 @@ def main() -> int:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _complain(error.format_message())
         raise
+    if result == _INTERRUPTED:
+        print("commbench: interrupted", file=sys.stderr)
+        return 3
     return result if isinstance(result, int) else 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from commbench.backends import REGISTRY
 from commbench.cases import DTYPES, PLACEMENTS, REDUCE_OPS, TIMINGS, Sweep, parse_group
@@ -64,15 +64,24 @@ def _ops(value: Any) -> tuple[str, ...]:
 
 def _integer(least: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
+        # A TOML file may say 2.5 or true, which int() would take.
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise ValueError(f"{value!r} is not a whole number")
         try:
             number = int(value)
-        except (TypeError, ValueError):
+        except ValueError:
             raise ValueError(f"{value!r} is not a whole number") from None
-        if isinstance(value, bool) or number < least:
+        if number < least:
             raise ValueError(f"{value} is too small: it must be {least} or more")
         return number
 
     return parse
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text: put it in quotes")
+    return value
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
@@ -96,13 +105,15 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "soak": lambda value: parse_duration(str(value)),
     "deadline": lambda value: parse_duration(str(value)),
     "seed": _integer(0),
+    "out": _text,
+    "label": _text,
 }
 
 
 class RunOptions(BaseModel):
     """Every option of ``commbench run`` with its default; the keys of a TOML file are these names (``for`` is soak)."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(extra="forbid")
 
     backend: tuple[str, ...] = Sweep().backends
     collective: tuple[str, ...] = Sweep().collectives
@@ -121,7 +132,7 @@ class RunOptions(BaseModel):
     launches: int = 1
     cache: str = "rotate"
     iters: int | None = None
-    soak: float | None = Field(default=None, alias="for")
+    soak: float | None = None
     deadline: float = 30.0
     seed: int | None = None
     out: Path = Path("results")
@@ -149,13 +160,11 @@ def read_options(file: Path | None, given: dict[str, Any]) -> RunOptions:
     Raises UsageError with one line that names the option and what to write instead.
     """
     values = _read_toml(file) if file is not None else {}
-    values.update({key: value for key, value in given.items() if value is not None})
-    if "soak" in values and "for" in values:
-        del values["for"]
+    given = {key: value for key, value in given.items() if value is not None}
     try:
-        return RunOptions(**values)
+        return RunOptions(**{**values, **given})
     except ValidationError as error:
-        raise UsageError(_one_line(error, file)) from None
+        raise UsageError(_one_line(error, file, given)) from None
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -166,15 +175,19 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise UsageError(f"cannot read sweep file {file} ({error.strerror})") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"sweep file {file} is not TOML: {error}") from None
-    return {key.replace("-", "_"): value for key, value in values.items()}
+    # ``for`` cannot be the name of a field.
+    return {"soak" if key == "for" else key.replace("-", "_"): value for key, value in values.items()}
 
 
-def _one_line(error: ValidationError, file: Path | None) -> str:
+def _one_line(error: ValidationError, file: Path | None, given: dict[str, Any]) -> str:
+    """The first thing that is wrong, under the name that the user gave it."""
     first = error.errors()[0]
-    key = str(first["loc"][0]) if first["loc"] else "options"
+    key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        known = sorted("for" if name == "soak" else name for name in RunOptions.model_fields)
-        return f"{file}: {unknown_name('key', key, known)}"
-    option = "--for" if key in ("soak", "for") else "--" + key.replace("_", "-")
-    reason = first.get("ctx", {}).get("error", first["msg"])
-    return f"{option}: {reason}"
+        return f"{file}: {unknown_name('key', key, (_written(name) for name in RunOptions.model_fields))}"
+    where = f"--{_written(key).replace('_', '-')}" if key in given else f"{file}: {_written(key)}"
+    return f"{where}: {first.get('ctx', {}).get('error', first['msg'])}"
+
+
+def _written(field: str) -> str:
+    return "for" if field == "soak" else field

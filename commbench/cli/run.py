@@ -37,7 +37,7 @@ def _option(help_text: str, *names: str) -> Any:
 
 
 def run(
-    sweep_file: Annotated[Path | None, typer.Argument(metavar="[SWEEP.toml]", help="The same options as keys of a TOML file.", show_default=False)] = None,
+    sweep_file: Annotated[Path | None, typer.Argument(metavar="SWEEP.toml", help="The same options as keys of a TOML file.", show_default=False)] = None,
     backend: Annotated[str | None, _option("gloo, mpi, nccl; several with commas. Default: gloo,mpi.")] = None,
     collective: Annotated[str | None, _option("all_reduce, all_gather, ... or all. Default: all_reduce,reduce_scatter,all_gather,all_to_all.")] = None,
     sizes: Annotated[str | None, _option("8:64M:4x, 1M:8M:+1M or 8,1K,1M; K, M, G are 1024-based. Default: 8:16M:8x.")] = None,
@@ -95,6 +95,8 @@ def _check_world(options: RunOptions, place: Place | None) -> None:
     from commbench.cli.errors import UsageError
 
     if place is None:
+        if options.nodes not in (None, 1):
+            raise UsageError(f"--nodes {options.nodes} needs a launcher: without one every rank is on this host")
         return
     for warning in place.warnings:
         print(f"commbench: warning: {warning}", file=sys.stderr)

@@ -53,7 +53,8 @@ class Hub:
 
     ``make_plan`` gets every rank's hello, in rank order, and returns what all ranks are told (with ``titles``, the
     cases' names); it raises WorldError when the world is not what it should be. ``watch`` returns the children that
-    have ended, ``beats`` the heartbeats that can be read without asking.
+    have ended, ``beats`` the heartbeats that can be read without asking; ``home`` is the host of children that end
+    before they have said where they are.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Hub:
         watch: Callable[[], Sequence[Exit]] = lambda: (),
         beats: Callable[[], dict[int, Beat]] = dict,
         startup_s: float = STARTUP_S,
+        home: str = "an unknown host",
     ) -> None:  # fmt: skip
         self._listener = listener
         self._token = token
@@ -70,7 +72,7 @@ class Hub:
         self._on_event = on_event
         self._watch = watch
         self._beats = beats
-        self._evidence = Evidence(world=world)
+        self._evidence = Evidence(world=world, home=home)
         self._selector = selectors.DefaultSelector()
         self._peers: dict[int, _Peer] = {}
         # A rank that is not rank 0 need not wait for the others: it may be several gathers ahead.

@@ -18,9 +18,11 @@ EXIT_FAILED = 3
 
 @dataclass(kw_only=True, slots=True)
 class Evidence:
-    """What is known of every rank. Ranks in ``lost`` are in the order in which their connections closed."""
+    """What is known of every rank. Ranks in ``lost`` are in the order in which their connections closed; ``home`` is
+    where a rank is that has not said so itself."""
 
     world: int
+    home: str = "an unknown host"
     hellos: dict[int, dict[str, Any]] = field(default_factory=dict)
     titles: list[str] = field(default_factory=list)
     started: bool = False
@@ -74,7 +76,7 @@ class Evidence:
         return len(self.left) == self.world
 
     def host(self, rank: int) -> str:
-        return str(self.hellos.get(rank, {}).get("host", "an unknown host"))
+        return str(self.hellos.get(rank, {}).get("host", self.home))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

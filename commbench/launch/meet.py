@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,6 +36,13 @@ class Meeting:
 def meet(place: Place) -> Meeting:
     """Agree on the hub's address and token with all ranks. Raises LaunchError with one line that says what to do."""
     return _meeting_of(place.launcher)(place)
+
+
+def part() -> None:
+    """End MPI where it was started to meet and no backend has ended it: mpirun calls anything else a crash."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def _meeting_of(launcher: str) -> Callable[[Place], Meeting]:

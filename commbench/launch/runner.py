@@ -161,7 +161,7 @@ def _launch(run: Run, index: int, cases: tuple[Case, ...], layout: Layout, share
 
         hub = Hub(
             listener=listener, world=layout.world, token=token, make_plan=plan, on_event=run.hear,
-            watch=children.exits, beats=lambda: read_beats(pages),
+            watch=children.exits, beats=lambda: read_beats(pages), home=layout.hosts[0],
         )  # fmt: skip
         try:
             with _interruptible(hub):

@@ -81,11 +81,22 @@ class LaunchWriter:
         self._directory = run / LAUNCHES / str(launch)
         self._directory.mkdir()
         (self._directory / SAMPLES).mkdir()
+        self._hosts = run / HOSTS
         self._count = 0
         self._manifest = {"launch": launch, **manifest}
         write_json(self._directory / "manifest.json", self._manifest)
         # Unbuffered and appended: one write call a point.
         self._points = open(self._directory / POINTS, "ab", buffering=0)  # noqa: SIM115  open as long as the launch
+
+    def host_facts(self, when: str, facts: dict[str, Any]) -> None:
+        """What was found on each host ``when`` ("before" or "after"): in the launch's manifest, and for the whole run,
+        from its first "before" to its last "after", in ``hosts/``. Raises StoreError."""
+        self.update(**{when: facts})
+        for host, found in facts.items():
+            file = self._hosts / f"{''.join(c if c.isalnum() or c in '-_.' else '_' for c in host)}.json"
+            known = json.loads(file.read_text()) if file.exists() else {"host": host}
+            if when == "after" or "before" not in known:
+                write_json(file, {**known, when: found})
 
     def update(self, **facts: Any) -> None:
         """Add to the launch's manifest."""
@@ -118,7 +129,8 @@ class LaunchWriter:
                 np.save(stream, stamps, allow_pickle=False)
         except OSError as error:
             file.unlink(missing_ok=True)
-            raise StoreError(f"cannot write {file} ({error.strerror})") from None
+            # numpy reports a short write, which is what a full disk does, without an errno.
+            raise StoreError(f"cannot write {file} ({os.strerror(error.errno or errno.ENOSPC)})") from None
 
     def close(self) -> None:
         self._points.close()

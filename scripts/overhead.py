@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What commbench adds to MPI: its streamed all_reduce beside a plain mpi4py loop, in turn, in the same two ranks.
 
-    .venv/bin/python scripts/overhead
+    .venv/bin/python scripts/overhead.py
 
 Prints, for each size, the median time of both over many alternating blocks and the median of the paired ratios.
 """
