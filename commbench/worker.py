@@ -20,11 +20,11 @@ from commbench.launch.verify import hello
 if TYPE_CHECKING:
     from commbench.backends.base import Backend
     from commbench.measure.data import Pattern
-    from commbench.measure.operation import Operation
+    from commbench.measure.operation import Operation, PointToPoint
     from commbench.measure.point import Setting
 
-BUFFERS_BYTES = 64 << 20  # what the buffer sets of a case take together: twice a large last-level cache
-MAX_SETS = {"isolated": 32, "streamed": 128}
+MAX_STREAMED_SETS = 128
+SMALL_BYTES = 64 << 20  # below this, memory is not worth a round of messages
 MEMORY_SHARE = 0.8
 
 
@@ -201,10 +201,14 @@ class _Worker:
         backend.stop()
 
     def _setting(self, name: str, backend: Backend) -> Setting:
+        from commbench.measure.buffers import buffer_sets
         from commbench.measure.calibrate import calibrate
         from commbench.measure.point import Setting
 
-        links = calibrate(backend.point_to_point, self.client, self.layout, self.sweep.deadline_s)
+        def messages(size: int) -> PointToPoint:
+            return backend.point_to_point(size, buffer_sets(2 * size, self.sweep.cache))
+
+        links = calibrate(messages, self.client, self.layout, self.sweep.deadline_s)
         if self.writer is not None:
             known = {"version": backend.version(), "settings": backend.settings(), "links": links and links.to_dict()}
             self.plan.setdefault("backends", {})[name] = known
@@ -303,9 +307,9 @@ class _Worker:
         return operations, pattern, None
 
     def _memory_reason(self, case: Case, sets: int) -> str | None:
-        """Why the buffers do not fit, agreed by all ranks; small ones are not worth a round of messages."""
+        """Why the buffers do not fit, agreed by all ranks."""
         need = 2 * case.bytes * (sets + 1)
-        if case.bytes < BUFFERS_BYTES:
+        if case.bytes < SMALL_BYTES:
             return None
         per_host = max(len(ranks) for ranks in self.layout.by_host())
         have = self.client.agree(_available_memory(), min) * MEMORY_SHARE / per_host
@@ -349,12 +353,13 @@ class _Worker:
 
 def _sets(case: Case) -> int:
     """How many buffer sets a case rotates through, the same on every rank."""
-    most = MAX_SETS[case.timing]
-    if case.cache == "warm":
-        most = 1
-    # Streamed, an operation that overwrites its input needs a set each: at least two make a stream.
-    least = 2 if case.timing == "streamed" else 1
-    return max(least, min(most, BUFFERS_BYTES // max(1, 2 * case.bytes)))
+    from commbench.measure.buffers import buffer_sets
+
+    set_bytes = 2 * case.bytes
+    if case.timing == "streamed":
+        # An operation that overwrites its input needs a set each: at least two make a stream.
+        return buffer_sets(set_bytes, case.cache, most=MAX_STREAMED_SETS, least=2)
+    return buffer_sets(set_bytes, case.cache)
 
 
 def _same_refusal(errors: list[Any], involved: int) -> dict[str, Any] | None:

@@ -61,7 +61,8 @@ class Backend(Protocol):
     def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
         """This rank's operation, on fresh buffers. ``members`` includes this rank and has been joined."""
 
-    def point_to_point(self, size: int) -> PointToPoint: ...
+    def point_to_point(self, size: int, sets: int) -> PointToPoint:
+        """Messages of ``size`` bytes, rotating through ``sets`` buffers."""
 
     def stop(self) -> None: ...
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import mpi4py
@@ -84,8 +85,8 @@ class Mpi:
     def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
         return _build(case, self._comms[members], pattern)
 
-    def point_to_point(self, size: int) -> MpiPointToPoint:
-        return MpiPointToPoint(self._world, size)
+    def point_to_point(self, size: int, sets: int) -> MpiPointToPoint:
+        return MpiPointToPoint(self._world, size, sets)
 
     def stop(self) -> None:
         for comm in self._comms.values():
@@ -97,19 +98,19 @@ class Mpi:
 class MpiPointToPoint:
     """Blocking messages of one size on the world communicator."""
 
-    def __init__(self, comm: MPI.Comm, size: int) -> None:
+    def __init__(self, comm: MPI.Comm, size: int, sets: int) -> None:
         self._comm = comm
-        self._out: Any = [aligned(size), MPI.BYTE]
-        self._in: Any = [aligned(size), MPI.BYTE]
+        self._out: Iterator[Any] = cycle([[aligned(size), MPI.BYTE] for _ in range(sets)])
+        self._in: Iterator[Any] = cycle([[aligned(size), MPI.BYTE] for _ in range(sets)])
 
     def send(self, peer: int) -> None:
-        self._comm.Send(self._out, peer)
+        self._comm.Send(next(self._out), peer)
 
     def recv(self, peer: int) -> None:
-        self._comm.Recv(self._in, peer)
+        self._comm.Recv(next(self._in), peer)
 
     def exchange(self, to: int, source: int) -> None:
-        self._comm.Sendrecv(self._out, to, 0, self._in, source, 0)
+        self._comm.Sendrecv(next(self._out), to, 0, next(self._in), source, 0)
 
 
 def _build(case: Case, comm: MPI.Comm, pattern: Pattern) -> Operation:

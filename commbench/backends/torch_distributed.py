@@ -6,8 +6,9 @@ import datetime
 import os
 import socket
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -84,8 +85,8 @@ class _TorchDistributed:
     def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
         raise NotImplementedError
 
-    def point_to_point(self, size: int) -> TorchPointToPoint:
-        return TorchPointToPoint(size, self.device, self._finish)
+    def point_to_point(self, size: int, sets: int) -> TorchPointToPoint:
+        return TorchPointToPoint(size, sets, self.device, self._finish)
 
     def stop(self) -> None:
         dist.destroy_process_group()
@@ -215,21 +216,23 @@ class Nccl(_TorchDistributed):
 class TorchPointToPoint:
     """Messages of one size over the default group."""
 
-    def __init__(self, size: int, device: torch.device, finish: Callable[[], None]) -> None:
-        self._out = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._in = torch.zeros(size, dtype=torch.uint8, device=device)
+    def __init__(self, size: int, sets: int, device: torch.device, finish: Callable[[], None]) -> None:
+        def buffers() -> Iterator[torch.Tensor]:
+            return cycle([torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(sets)])
+
+        self._out, self._in = buffers(), buffers()
         self._finish = finish
 
     def send(self, peer: int) -> None:
-        dist.send(self._out, peer)
+        dist.send(next(self._out), peer)
         self._finish()
 
     def recv(self, peer: int) -> None:
-        dist.recv(self._in, peer)
+        dist.recv(next(self._in), peer)
         self._finish()
 
     def exchange(self, to: int, source: int) -> None:
-        _shift(self._out, to, self._in, source, None)
+        _shift(next(self._out), to, next(self._in), source, None)
         self._finish()
 
 
