@@ -72,10 +72,10 @@ class Layout:
 
 
 def parse_group(text: str) -> str:
-    """The group's name if it is one: world, node, rail or pair:A-B. Raises ValueError."""
+    """The group's name if it is one: world, node, rail or pair:A-B with A below B. Raises ValueError."""
     pair = _PAIR.match(text)
     if pair:
-        first, second = int(pair[1]), int(pair[2])
+        first, second = sorted((int(pair[1]), int(pair[2])))
         if first == second:
             raise ValueError(f"group {text!r} names one rank twice: write two different ranks, such as pair:0-1")
         return f"pair:{first}-{second}"
@@ -87,12 +87,13 @@ def parse_group(text: str) -> str:
 def group_members(group: str, layout: Layout) -> tuple[tuple[int, ...], ...]:
     """The world ranks of every group of a kind; the groups do not overlap and run at the same time.
 
-    ``rail`` joins the ranks with the same local rank on every host. Raises ValueError for a pair outside the world.
+    Ranks ascend within a group: torch.distributed orders them so, whatever it is given. ``rail`` joins the ranks
+    with the same local rank on every host. Raises ValueError for a pair outside the world.
     """
     pair = _PAIR.match(group)
     if pair:
-        first, second = int(pair[1]), int(pair[2])
-        if max(first, second) >= layout.world:
+        first, second = sorted((int(pair[1]), int(pair[2])))
+        if second >= layout.world:
             raise ValueError(f"group {group!r} is outside the world: ranks are 0 to {layout.world - 1}")
         return ((first, second),)
     if group == "world":
@@ -101,7 +102,7 @@ def group_members(group: str, layout: Layout) -> tuple[tuple[int, ...], ...]:
     if group == "node":
         return by_host
     local_ranks = max(len(ranks) for ranks in by_host)
-    return tuple(tuple(ranks[i] for ranks in by_host if i < len(ranks)) for i in range(local_ranks))
+    return tuple(tuple(sorted(ranks[i] for ranks in by_host if i < len(ranks))) for i in range(local_ranks))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from commbench.cases import Case, Layout, Sweep, group_members
 from commbench.launch.client import EXIT_FAILED, Client, HubGone
 from commbench.launch.heartbeat import Heartbeat
 from commbench.launch.place import LaunchError, Place, detect
+from commbench.launch.startup import startup_s
 from commbench.launch.verify import hello
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ def main() -> int:
     host, _, port = os.environ["COMMBENCH_HUB"].rpartition(":")
     heartbeat = Heartbeat(place.rank, os.environ.get("COMMBENCH_PAGES"))
     client = Client(
-        address=(host, int(port)), token=os.environ["COMMBENCH_TOKEN"], hello=hello(place), heartbeat=heartbeat
-    )
+        address=(host, int(port)), token=os.environ["COMMBENCH_TOKEN"], hello=hello(place), heartbeat=heartbeat,
+        timeout_s=startup_s(),
+    )  # fmt: skip
     return work(client, place)
 
 
@@ -65,7 +67,7 @@ def follow(place: Place) -> int:
         meeting = meet(place)
         client = Client(
             address=meeting.address, token=meeting.token, hello=hello(place), heartbeat=heartbeat,
-            on_hub_gone=mourn,
+            timeout_s=startup_s(), on_hub_gone=mourn,
         )  # fmt: skip
     except (LaunchError, HubGone) as error:
         print(f"commbench: rank {place.rank}: {error}", file=sys.stderr)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from commbench.registry import Registry
 
 
 def _cuda_missing() -> str | None:
-    """Why there is no CUDA device; asks the driver, which is quicker than importing torch."""
+    """Why torch will find no CUDA device; asks the driver, which is quicker than importing torch."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -22,7 +24,22 @@ def _cuda_missing() -> str | None:
     count = ctypes.c_int()
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return "the NVIDIA driver finds no GPU: run it on a machine with a GPU, or check CUDA_VISIBLE_DEVICES"
-    return None
+    return _torch_without_cuda()
+
+
+def _torch_without_cuda() -> str | None:
+    """Whether this is a CPU build, from the text of torch/version.py: importing torch takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *(.+)$", text, re.MULTILINE))
+    if found.get("cuda") != "None" or found.get("hip", "None") != "None":
+        return None
+    return f"torch {found.get('__version__', '').strip(chr(39))} is built without CUDA: install a CUDA build of torch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

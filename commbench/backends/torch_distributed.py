@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import json
 import os
 import socket
 import warnings
@@ -19,6 +21,7 @@ from commbench.backends.base import BackendError, Context
 from commbench.cases import Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Bytes, Operation
+from commbench.provenance.env import collect_env
 
 # The control plane has its own deadlines, which name ranks; torch's must not strike first.
 TIMEOUT = datetime.timedelta(hours=1)
@@ -31,6 +34,10 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 # In torch these calls have one tensor that is both input and output.
 _ONE_BUFFER = ("all_reduce", "broadcast", "reduce")
+# Of a sweep's types those that torch maps to no type of NCCL's (torch 2.13, NCCLUtils.hpp, ncclDataType).
+_NOT_IN_NCCL = ("uint32", "uint64")
+# NCCL's own words: "FP8 reduction support begins with sm90 capable devices".
+_FP8_REDUCTIONS = (9, 0)
 
 
 class _TorchDistributed:
@@ -46,6 +53,7 @@ class _TorchDistributed:
     def start(self, context: Context) -> None:
         self._prepare(context)
         store = _store(context)
+        self._compare(context, store)
         dist.init_process_group(
             self.name, store=store, rank=context.rank, world_size=context.world, timeout=TIMEOUT, **self._init_options()
         )
@@ -56,6 +64,9 @@ class _TorchDistributed:
     def _prepare(self, context: Context) -> None:
         raise NotImplementedError
 
+    def _compare(self, context: Context, store: Any) -> None:
+        """What the ranks must tell one another before they make a process group."""
+
     def _init_options(self) -> dict[str, Any]:
         return {}
 
@@ -63,7 +74,7 @@ class _TorchDistributed:
         return f"torch {torch.__version__}"
 
     def settings(self) -> dict[str, str]:
-        return {"threads": str(torch.get_num_threads())}
+        raise NotImplementedError
 
     def why_not(self, case: Case) -> str | None:
         if not hasattr(torch, case.dtype):
@@ -137,7 +148,7 @@ class Gloo(_TorchDistributed):
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
     def settings(self) -> dict[str, str]:
-        return {**super().settings(), "interface": os.environ["GLOO_SOCKET_IFNAME"]}
+        return {"threads": str(torch.get_num_threads()), "interface": os.environ["GLOO_SOCKET_IFNAME"]}
 
     def why_not(self, case: Case) -> str | None:
         if case.reduce_op == "avg":
@@ -157,34 +168,77 @@ class Gloo(_TorchDistributed):
 
 
 class Nccl(_TorchDistributed):
-    """NCCL on one CUDA device a rank; the host waits for the device at the end of an operation."""
+    """NCCL on one CUDA device a rank, timed by the host's clock: a time holds the launch and the wait for the device.
+
+    Calls are made without ``async_op``: torch enqueues them on the current stream, or on one of its own that the
+    current stream waits for, and the host goes on. Only a barrier makes the host wait.
+    """
 
     name = "nccl"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._capability = (0, 0)  # the least of all ranks' devices
+
     def _prepare(self, context: Context) -> None:
-        if not torch.cuda.is_available():
+        if not (torch.cuda.is_available() and dist.is_nccl_available()):
             raise BackendError(
-                f"torch {torch.__version__} sees no GPU: install a CUDA build of torch and check CUDA_VISIBLE_DEVICES"
+                f"torch {torch.__version__} sees no GPU, or has no NCCL: install a CUDA build of torch and check "
+                "CUDA_VISIBLE_DEVICES"
             )
         count = torch.cuda.device_count()
-        if context.local_rank >= count:
+        # A launcher that binds GPUs shows each rank its own one only, as number 0.
+        index = context.local_rank if count > 1 else 0
+        if index >= count:
             raise BackendError(
-                f"rank {context.rank} is local rank {context.local_rank}, but this host has {count} GPUs: "
-                "start at most one rank a GPU"
+                f"rank {context.rank} is local rank {index}, but its host has {count} GPUs: start at most one rank a GPU"
             )
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", context.interface)
-        self.device = torch.device("cuda", context.local_rank)
+        self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
+        # Calibration sends one message at a time on purpose.
+        warnings.filterwarnings("ignore", message=".*unbatched P2P op")
+
+    def _compare(self, context: Context, store: Any) -> None:
+        """One device a rank: NCCL says of a shared one no more than "invalid usage"."""
+        mine = torch.cuda.get_device_properties(self.device)
+        store.set(f"device/{context.rank}", json.dumps([str(mine.uuid), mine.major, mine.minor]))
+        if context.rank == 0:
+            found = [json.loads(store.get(f"device/{rank}")) for rank in range(context.world)]
+            shared = _shared_device([(context.hosts[rank], device[0]) for rank, device in enumerate(found)])
+            store.set("devices", json.dumps([shared, *min(device[1:] for device in found)]))
+        error, major, minor = json.loads(store.get("devices"))
+        if error:
+            raise BackendError(error)
+        self._capability = (major, minor)
 
     def _init_options(self) -> dict[str, Any]:
         return {"device_id": self.device}
 
     def version(self) -> str:
-        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-        return f"NCCL {nccl}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+        return f"NCCL {_nccl_version()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
     def settings(self) -> dict[str, str]:
-        return {**super().settings(), "device": torch.cuda.get_device_name(self.device)}
+        chosen = {k: v for k, v in collect_env(os.environ).items() if k.startswith(("NCCL_", "TORCH_NCCL_"))}
+        return {"device": torch.cuda.get_device_name(self.device), **chosen}
+
+    def why_not(self, case: Case) -> str | None:
+        if case.reduce_op in ("band", "bor", "bxor"):
+            return f"NCCL has no reduce operation {case.reduce_op!r}"
+        if case.dtype in _NOT_IN_NCCL:
+            return f"torch's NCCL has no type {case.dtype}"
+        if case.reduce_op and case.dtype.startswith("float8") and self._capability < _FP8_REDUCTIONS:
+            least = ".".join(map(str, self._capability))
+            return f"NCCL reduces {case.dtype} from compute capability 9.0 on, and a GPU of this job has {least}"
+        return super().why_not(case)
+
+    def note(self, case: Case) -> str | None:
+        timed = {
+            "isolated": "timed by the host's clock: launch and wait for the device are included",
+            "streamed": "timed by the host's clock: all launches and one wait for the device are included",
+        }[case.timing]
+        if case.collective == "barrier":
+            timed = "timed by the host's clock: torch's barrier makes the host wait for the device every time"
+        return "; ".join(filter(None, (timed, super().note(case))))
 
     def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
         given, taken, buffers, repeatable = _tensors(case, pattern, self.device)
@@ -260,6 +314,29 @@ def _tensors(
         return given, taken, (given, taken), not case.spec.reduces
     given, taken = zeros(pattern.input_elements), zeros(pattern.output_elements)
     return given, taken, (given, taken), True
+
+
+def _shared_device(devices: list[tuple[str, str]]) -> str | None:
+    """What is wrong where two ranks have one device; ``devices[rank]`` is (host, the device's UUID)."""
+    first: dict[tuple[str, str], int] = {}
+    for rank, device in enumerate(devices):
+        if first.setdefault(device, rank) != rank:
+            return f"ranks {first[device]} and {rank} on {device[0]} have the same GPU: start at most one rank a GPU"
+    return None
+
+
+def _nccl_version() -> str:
+    """The version of the NCCL that is loaded, or, where it is linked into torch, that torch was built with.
+
+    They can differ, since NCCL comes in a package of its own; torch.cuda.nccl.version() is the latter.
+    """
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):
+        return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    major, rest = divmod(number.value, 10000)  # NCCL_VERSION of nccl.h, from 2.9 on
+    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def _byte_view(tensor: torch.Tensor) -> torch.Tensor:

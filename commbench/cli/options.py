@@ -66,7 +66,7 @@ def _integer(least: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         # A TOML file may say 2.5 or true, which int() would take.
         if isinstance(value, bool) or not isinstance(value, (int, str)):
-            raise ValueError(f"{value!r} is not a whole number")
+            raise ValueError(f"{value!r} is not a whole number")  # noqa: TRY004  pydantic reports a ValueError
         try:
             number = int(value)
         except ValueError:
@@ -80,7 +80,7 @@ def _integer(least: int) -> Callable[[Any], int]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} is not text: put it in quotes")
+        raise ValueError(f"{value!r} is not text: put it in quotes")  # noqa: TRY004  as above
     return value
 
 

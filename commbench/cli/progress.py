@@ -26,6 +26,7 @@ class Progress:
             self._bar = Bar(
                 TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
                 TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True,
+                auto_refresh=False,  # a thread that draws would take a core from a rank that is being timed
             )  # fmt: skip
             self._task = self._bar.add_task("starting", total=total)
             self._bar.start()
@@ -38,6 +39,7 @@ class Progress:
         line = describe(event["point"])
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, total=max(self._total, self._done), description=line)
+            self._bar.refresh()
         else:
             seconds = time.monotonic() - self._began
             print(f"[{self._done:>{len(str(self._total))}}/{self._total} {seconds:4.0f} s] {line}", file=sys.stderr)

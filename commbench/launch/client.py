@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from commbench.launch.heartbeat import Heartbeat
+from commbench.launch.startup import DEFAULT_S
 from commbench.launch.wire import Reader, WireError, make_silent, pack
 
 EXIT_FAILED = 3
@@ -54,9 +55,9 @@ class Client:
 
     def __init__(
         self, *, address: tuple[str, int], token: str, hello: dict[str, Any], heartbeat: Heartbeat,
-        timeout_s: float = 60.0, on_hub_gone: Callable[[], None] | None = None, obeys_stop: bool = True,
+        timeout_s: float = DEFAULT_S, on_hub_gone: Callable[[], None] | None = None, obeys_stop: bool = True,
     ) -> None:  # fmt: skip
-        """``obeys_stop`` is false where the hub lives in this process and ends it itself."""
+        """``obeys_stop`` is false where the hub lives in this process and ends it itself, in its own time."""
         self.rank: int = hello["rank"]
         self.world: int = hello["world"]
         self._heartbeat = heartbeat
@@ -194,7 +195,7 @@ class Client:
                 pass  # the hub is gone: the closed connection tells the rest
 
     def _hub_gone(self) -> None:
-        if self._finished:
+        if self._finished or not self._obeys_stop:
             return
         if self._on_hub_gone is not None:
             self._on_hub_gone()

@@ -17,15 +17,17 @@ from typing import Any
 
 from commbench.launch.heartbeat import Beat
 from commbench.launch.judge import Evidence, Outcome, judge_fault, judge_startup
+from commbench.launch.startup import DEFAULT_S
 from commbench.launch.wire import Reader, WireError, make_silent, pack
 
 TICK_S = 0.1
+TICK_FAULT_S = 0.02
 # After the first sign of a fault, how long the other signs may take: the cause often shows after its effects.
 SETTLE_S = 1.0
-# A rank that vanished is cause enough, and its launcher may be about to kill this process too.
-SETTLE_LOST_S = 0.3
+# A rank that vanished is cause enough, and its launcher is about to end this process too: Open MPI's sends SIGTERM a
+# quarter of a second after a rank's death and SIGKILL after another.
+SETTLE_LOST_S = 0.1
 ANSWER_S = 2.0
-STARTUP_S = 60.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,7 +65,7 @@ class Hub:
         on_event: Callable[[dict[str, Any]], None],
         watch: Callable[[], Sequence[Exit]] = lambda: (),
         beats: Callable[[], dict[int, Beat]] = dict,
-        startup_s: float = STARTUP_S,
+        startup_s: float = DEFAULT_S,
         home: str = "an unknown host",
     ) -> None:  # fmt: skip
         self._listener = listener
@@ -91,17 +93,25 @@ class Hub:
         self._interrupted = reason
 
     def run(self) -> Outcome:
-        """Serve until every rank has said goodbye or something has gone wrong. Always ends by telling the ranks."""
+        """Serve until every rank has said goodbye or something has gone wrong; then the ranks wait for ``close``."""
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        try:
-            while self._outcome is None:
-                for key, mask in self._selector.select(TICK_S):
-                    self._serve(key.data, mask)
-                self._look()
-            return self._outcome
-        finally:
-            self._close()
+        while self._outcome is None:
+            for key, mask in self._selector.select(TICK_S if self._fault_at is None else TICK_FAULT_S):
+                self._serve(key.data, mask)
+            self._look()
+        return self._outcome
+
+    def close(self) -> None:
+        """Tell the ranks to stop if anything went wrong, and hang up."""
+        code = self._outcome.code if self._outcome is not None else 3
+        if code != 0:
+            for rank in list(self._peers):
+                self._send(rank, {"type": "stop", "code": code})
+        for key in list(self._selector.get_map().values()):
+            self._selector.unregister(key.fileobj)
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
 
     # -- connections ---------------------------------------------------------------------------
 
@@ -254,12 +264,13 @@ class Hub:
                 self._fault()
         if self._outcome is not None:
             return
-        if self._interrupted is not None:
+        if self._interrupted is not None and not self._evidence.lost:
             self._finish(Outcome.interrupted(self._interrupted, self._evidence, self._beats()))
         elif self._evidence.all_left():
             self._finish(Outcome.ok())
         elif self._fault_at is not None:
-            if now - self._fault_at > (SETTLE_LOST_S if self._evidence.lost else SETTLE_S):
+            hurry = self._evidence.lost or self._evidence.terminated
+            if now - self._fault_at > (SETTLE_LOST_S if hurry else SETTLE_S):
                 self._finish(judge_fault(self._evidence, self._beats()))
         elif not self._evidence.started:
             if now > self._startup_ends:
@@ -280,16 +291,6 @@ class Hub:
     def _finish(self, outcome: Outcome) -> None:
         if self._outcome is None:
             self._outcome = outcome
-
-    def _close(self) -> None:
-        code = self._outcome.code if self._outcome is not None else 3
-        if code != 0:
-            for rank in list(self._peers):
-                self._send(rank, {"type": "stop", "code": code})
-        for key in list(self._selector.get_map().values()):
-            self._selector.unregister(key.fileobj)
-            key.fileobj.close()  # type: ignore[union-attr]
-        self._selector.close()
 
 
 class WorldError(RuntimeError):

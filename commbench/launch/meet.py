@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from commbench.launch.hostlist import expand_hostlist
 from commbench.launch.network import job_address, listen
 from commbench.launch.place import LaunchError, Place
+from commbench.launch.startup import startup_s
 
 _MPI_LAUNCHERS = ("openmpi", "mvapich2", "pals", "hydra", "flux", "jsm")
 _PORTS = (20000, 12000)  # first, count: below Linux's ephemeral ports
@@ -52,7 +53,10 @@ def _meeting_of(launcher: str) -> Callable[[Place], Meeting]:
 
 
 def _open(place: Place) -> tuple[socket.socket, str]:
-    listener = listen(job_address(place.local_world == place.world))
+    try:
+        listener = listen(job_address(place.local_world == place.world))
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"rank 0 cannot listen: {error}") from None
     return listener, os.environ.get("COMMBENCH_TOKEN") or secrets.token_hex(16)
 
 
@@ -93,16 +97,23 @@ def _by_torchrun(place: Place) -> Meeting:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     facts = place.facts
-    agent = TCPStore(
-        facts["MASTER_ADDR"], int(facts["MASTER_PORT"]), is_master=False, timeout=datetime.timedelta(seconds=60)
-    )
-    store = PrefixStore(f"commbench/{facts.get('TORCHELASTIC_RESTART_COUNT', '0')}", agent)
     listener = None
-    if place.rank == 0:
-        listener, token = _open(place)
-        host, port = listener.getsockname()
-        store.set("hub", f"{host} {port} {token}")
-    host, port, token = store.get("hub").decode().split()
+    patience = startup_s()
+    try:
+        agent = TCPStore(
+            facts["MASTER_ADDR"], _port(facts), is_master=False, timeout=datetime.timedelta(seconds=patience)
+        )
+        store = PrefixStore(f"commbench/{facts.get('TORCHELASTIC_RESTART_COUNT', '0')}", agent)
+        if place.rank == 0:
+            listener, token = _open(place)
+            host, port = listener.getsockname()
+            store.set("hub", f"{host} {port} {token}")
+        host, port, token = store.get("hub").decode().split()
+    except RuntimeError:  # torch's network errors are of this kind, some with a C++ backtrace as their text
+        raise LaunchError(
+            f"no word from rank 0 through torchrun's store at {facts['MASTER_ADDR']}:{facts['MASTER_PORT']} within "
+            f"{patience:.0f} s: check that rank 0 was started and that this host can reach the store"
+        ) from None
     return Meeting(address=(host, int(port)), token=token, listener=listener)
 
 
@@ -119,8 +130,15 @@ def _by_slurm(place: Place) -> Meeting:
 
 
 def _by_environment(place: Place) -> Meeting:
-    host, port = place.facts["MASTER_ADDR"], int(place.facts["MASTER_PORT"])
+    host, port = place.facts["MASTER_ADDR"], _port(place.facts)
     return _at(place, host, port, f"{host}:{port}")
+
+
+def _port(facts: dict[str, str]) -> int:
+    text = facts["MASTER_PORT"]
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
+        raise LaunchError(f"MASTER_PORT={text[:40]!r} is not a port: set it to a number from 1 to 65535")
+    return int(text)
 
 
 def _at(place: Place, host: str, port: int, key: str) -> Meeting:

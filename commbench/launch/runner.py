@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,14 +23,15 @@ from typing import Any
 import commbench
 from commbench.backends import BACKENDS
 from commbench.cases import Case, Layout, Sweep
-from commbench.launch.client import Client
+from commbench.launch.client import EXIT_FAILED, Client
 from commbench.launch.heartbeat import Heartbeat, read_beats
-from commbench.launch.hub import Hub
+from commbench.launch.hub import Hub, WorldError
 from commbench.launch.judge import Outcome
 from commbench.launch.meet import meet
 from commbench.launch.network import LOOPBACK, listen
 from commbench.launch.place import Place
 from commbench.launch.start import child_environment, find_mpirun, start_local, start_mpirun
+from commbench.launch.startup import startup_s
 from commbench.launch.verify import hello, verify
 from commbench.provenance.env import collect_env
 from commbench.provenance.git import collect_git
@@ -51,7 +53,7 @@ class Run:
     directory: Path
     on_event: Callable[[dict[str, Any]], None]
     points: list[dict[str, Any]] = field(default_factory=list)
-    outcome: Outcome = field(default_factory=Outcome.ok)
+    outcome: Outcome = field(default_factory=lambda: Outcome.failed("commbench itself failed"))
 
     def hear(self, event: dict[str, Any]) -> None:
         if event["kind"] == "point":
@@ -121,6 +123,7 @@ def run_local(
     """Start ``ranks`` processes on this host for every launch and kind of backend, one set after the other."""
     layout = Layout(hosts=(socket.gethostname(),) * ranks)
     cases = sweep.expand(layout)
+    patience = startup_s()
     run = Run(sweep=sweep, directory=create_run(out), on_event=on_event)
     sets = _process_sets(cases)
     run.begin(layout, "commbench", launches * len(sets), launches * len(cases))
@@ -129,7 +132,7 @@ def run_local(
         for index in range(launches * len(sets)):
             mine = sets[index % len(sets)]
             share = len(mine) / len(cases) / launches
-            run.outcome = _launch(run, index, mine, layout, share)
+            run.outcome = _launch(run, index, mine, layout, share, patience)
             if run.outcome.code:
                 break
     finally:
@@ -143,7 +146,9 @@ def _process_sets(cases: tuple[Case, ...]) -> list[tuple[Case, ...]]:
     return [tuple(case for case in cases if BACKENDS[case.backend].starter == kind) for kind in kinds]
 
 
-def _launch(run: Run, index: int, cases: tuple[Case, ...], layout: Layout, share: float) -> Outcome:
+def _launch(
+    run: Run, index: int, cases: tuple[Case, ...], layout: Layout, share: float, patience_s: float
+) -> Outcome:  # fmt: skip
     listener = listen(LOOPBACK)
     token = secrets.token_hex(16)
     with _pages() as pages:
@@ -161,11 +166,12 @@ def _launch(run: Run, index: int, cases: tuple[Case, ...], layout: Layout, share
 
         hub = Hub(
             listener=listener, world=layout.world, token=token, make_plan=plan, on_event=run.hear,
-            watch=children.exits, beats=lambda: read_beats(pages), home=layout.hosts[0],
+            watch=children.exits, beats=lambda: read_beats(pages), startup_s=patience_s, home=layout.hosts[0],
         )  # fmt: skip
         try:
             with _interruptible(hub):
                 outcome = hub.run()
+            hub.close()
             if outcome.code == 0:
                 children.wait(20.0)
         finally:
@@ -241,36 +247,49 @@ def run_as_head(
 
     A fault ends this process from the thread, because the main thread may be stuck inside a library.
     """
-    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event)
+    patience = startup_s()
     meeting = meet(place)
     assert meeting.listener is not None
+    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event)
 
     def plan(hellos: list[dict[str, Any]]) -> dict[str, Any]:
         layout = verify(hellos, nodes)
-        cases = sweep.expand(layout)
-        run.begin(layout, place.launcher, 1, len(cases))
+        try:
+            cases = sweep.expand(layout)
+            run.begin(layout, place.launcher, 1, len(cases))
+        except (ValueError, StoreError) as error:
+            raise WorldError(str(error)) from None
         return make_plan(run, 0, layout, cases, _cores_for_all(hellos), 1.0)
 
     heartbeat = Heartbeat(place.rank)
     hub = Hub(
         listener=meeting.listener, world=place.world, token=meeting.token, make_plan=plan, on_event=run.hear,
-        beats=lambda: {place.rank: heartbeat.read()},
+        beats=lambda: {place.rank: heartbeat.read()}, startup_s=patience,
     )  # fmt: skip
 
     def serve() -> None:
-        run.outcome = hub.run()
-        if run.outcome.code:
-            run.end()
-            on_end(run)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(run.exit_code)
+        code = EXIT_FAILED
+        try:
+            run.outcome = hub.run()
+            code = run.outcome.code
+            if code:
+                run.end()
+                on_end(run)
+        except Exception:  # noqa: BLE001  a defect of ours must not leave the other ranks waiting
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Only now: when the other ranks end, their launcher ends this process.
+        hub.close()
+        if code:
+            os._exit(code)
 
     thread = threading.Thread(target=serve, name="commbench-hub", daemon=True)
     thread.start()
     client = Client(
-        address=meeting.address, token=meeting.token, hello=hello(place), heartbeat=heartbeat, obeys_stop=False
-    )
+        address=meeting.address, token=meeting.token, hello=hello(place), heartbeat=heartbeat, timeout_s=patience,
+        obeys_stop=False,
+    )  # fmt: skip
     with _interruptible(hub):
         be_rank(client, place)
         thread.join()

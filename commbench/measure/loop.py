@@ -131,7 +131,7 @@ def measure(
             plan = control.share(head.plan() if head else None)
             if plan["stop"]:
                 break
-            control.expect(max(settings.deadline_s, 100 * plan["expected_s"]), doing)
+            control.expect(max(settings.deadline_s, 100 * plan["expected_s"]), f"measuring {doing}")
             values, stamps = _round(rank, plan)
             gathered = control.gather(values, stamps.tobytes())
             if head and gathered is not None:

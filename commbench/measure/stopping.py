@@ -12,6 +12,10 @@ from commbench.stats.summary import relative_half_width, summarise_times
 # Fewer rounds than this are one stretch of machine noise, however many iterations they hold.
 MIN_ROUNDS = 10
 MAX_SAMPLES = 200_000
+# A slow case gets this many samples before its limit counts, unless they take several times the limit: the range of
+# one or two says nothing.
+MIN_SAMPLES = 5
+OVERTIME = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +38,7 @@ class StoppingRule:
         settled = rounds >= MIN_ROUNDS and relative_half_width(summarise_times(times)) <= self.precision
         if settled:
             return "precision"
-        if elapsed_s >= self.limit_s and len(times):
+        patience = 1.0 if len(times) >= MIN_SAMPLES else OVERTIME
+        if elapsed_s >= self.limit_s * patience and len(times):
             return self.limit_name
         return "samples" if len(times) >= MAX_SAMPLES else None

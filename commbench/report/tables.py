@@ -238,8 +238,8 @@ def _spread(row: Row) -> str | None:
 
 
 def _share(row: Row) -> float | None:
-    """The wider side of the interval as a share of the median."""
-    if row["time_lo_s"] is None or row["time_hi_s"] is None or not row["time_s"]:
+    """The wider side of the interval as a share of the median; None where one sample leaves no interval."""
+    if row["time_lo_s"] is None or row["time_hi_s"] is None or not row["time_s"] or row["interval_level"] == 0:
         return None
     return float(max(row["time_hi_s"] - row["time_s"], row["time_s"] - row["time_lo_s"]) / row["time_s"])
 

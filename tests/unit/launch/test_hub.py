@@ -63,6 +63,7 @@ class Job:
 
     def _run(self) -> None:
         self.outcome = self.hub.run()
+        self.hub.close()
 
     def _exits(self) -> list[Exit]:
         ended, self.ended = self.ended, []
