@@ -106,6 +106,7 @@ class Point:
     late_starts: bool | None = None
     start: str | None = None  # how iterations were started together: "clock", "barrier", "none"
     note: str | None = None
+    batch: int | None = None  # operations that one sample times: 1 isolated, many streamed
     pass_index: int = 0  # soak runs measure the same case again and again
 
     def to_json(self) -> str:

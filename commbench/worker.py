@@ -23,10 +23,7 @@ if TYPE_CHECKING:
     from commbench.measure.data import Pattern
     from commbench.measure.operation import Operation, PointToPoint
     from commbench.measure.point import Setting
-
-MAX_STREAMED_SETS = 128
-SMALL_BYTES = 64 << 20  # below this, memory is not worth a round of messages
-MEMORY_SHARE = 0.8
+    from commbench.measure.prepare import Prepared
 
 
 def main() -> int:
@@ -174,6 +171,12 @@ class _Worker:
 
     # -- a backend -----------------------------------------------------------------------------
 
+    @property
+    def _patience_s(self) -> float:
+        """For a library's start or end. Loading torch takes a core a second or two, and ranks may share cores."""
+        most = max(len(ranks) for ranks in self.layout.by_host())
+        return startup_s() + 2.0 * most / len(os.sched_getaffinity(0))
+
     def _run_backend(self, name: str) -> None:
         from commbench.backends import REGISTRY
         from commbench.backends.base import Context
@@ -181,7 +184,7 @@ class _Worker:
 
         client = self.client
         client.beat("starting", case=-1)
-        client.expect(60.0, f"starting {name}")
+        client.expect(self._patience_s, f"starting {name}")
         client.gather(None)
         backend: Backend = REGISTRY.load(name)()
         backend.start(
@@ -198,7 +201,7 @@ class _Worker:
         setting = self._setting(name, backend)
         cases = [(index, case) for index, case in enumerate(self.cases) if case.backend == name]
         self._measure_all(backend, cases, setting)
-        client.expect(60.0, f"stopping {name}")
+        client.expect(self._patience_s, f"stopping {name}")
         client.gather(None)
         backend.stop()
 
@@ -240,84 +243,51 @@ class _Worker:
     def _measure_one(self, backend: Backend, index: int, case: Case, setting: Setting) -> None:
         from commbench.measure.loop import measure
         from commbench.measure.point import measured_point, skipped
+        from commbench.measure.prepare import Prepared
         from commbench.provenance.counters import difference, snapshot
         from commbench.store.writer import utc_now
 
         client = self.client
         client.beat("preparing", 0, index)
         client.expect(self.sweep.deadline_s, f"preparing {case.title}")
-        client.event("case", index=index, pass_index=self.pass_index) if client.rank == 0 else None
         started = utc_now()
         reason = case.skip or backend.why_not(case)
-        operations: list[Operation] = []
-        pattern: Pattern | None = None
-        groups: tuple[tuple[int, ...], ...] = ()
-        if reason is None:
-            groups = group_members(case.group, self.layout)
-            backend.join(groups)
-            operations, pattern, reason = self._prepare(backend, case, groups)
-        if reason is not None:
+        groups = group_members(case.group, self.layout)
+        prepared = Prepared(operations=[], refusal=reason) if reason else self._prepare(backend, case, groups)
+        if prepared.refusal is not None:
             if client.rank == 0:
-                self._record(skipped(case, reason, setting, started))
+                self._record(skipped(case, prepared.refusal, setting, started))
             return
         before = snapshot() if client.rank == 0 else None
-        found = measure(operations, pattern, client, self._settings(backend, case), groups, case.title)
+        found = measure(
+            prepared.operations, prepared.pattern, client, self._settings(backend, case), groups, case.title
+        )
         if found is not None and before is not None:
-            steal = difference(before, snapshot()).get("steal_s")
+            steal = difference(before, snapshot())["machine"].get("steal_s")
             point = measured_point(
                 case, found, setting, started_utc=started, note=backend.note(case),
                 steal_s=steal if isinstance(steal, float) else None, pass_index=self.pass_index,
             )  # fmt: skip
             self._record(point, found.stamps)
 
-    def _prepare(
-        self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]
-    ) -> tuple[list[Operation], Pattern | None, str | None]:
-        """This rank's operations on their buffers, tried once; or the reason why the library will not."""
-        from commbench.measure.data import Pattern
+    def _prepare(self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]) -> Prepared:
+        from commbench.measure.prepare import host_memory, prepare
 
-        client = self.client
-        members = next((group for group in groups if client.rank in group), None)
-        sets = _sets(case)
-        reason = self._memory_reason(case, sets)
-        if reason is not None:
-            return [], None, reason
-        operations: list[Operation] = []
-        pattern = None
-        error = None
-        if members is not None:
-            pattern = Pattern(
-                collective=case.spec, dtype=case.itemtype, op=case.reduce_op, ranks=len(members),
-                rank=members.index(client.rank), root=case.root, block_elements=case.block_elements,
-                seed=self.sweep.seed,
-            )  # fmt: skip
-            try:
-                operations = [backend.operation(case, members, pattern)]
-                pattern.fill(operations[0].input, 0)
-                operations[0].upload()
-                operations[0].run()
-            except (RuntimeError, TypeError, ValueError, NotImplementedError) as problem:
-                error = _one_line(problem)
-        involved = sum(len(group) for group in groups)
-        verdict = client.agree(error, lambda errors: _same_refusal(errors, involved))
-        if verdict is not None:
-            if verdict["all"]:
-                return [], None, f"{case.backend} refuses it: {verdict['reason']}"
-            raise RuntimeError(verdict["reason"])
-        if members is not None and pattern is not None:
-            operations += [backend.operation(case, members, pattern) for _ in range(sets - 1)]
-        return operations, pattern, None
-
-    def _memory_reason(self, case: Case, sets: int) -> str | None:
-        """Why the buffers do not fit, agreed by all ranks."""
-        need = 2 * case.bytes * (sets + 1)
-        if case.bytes < SMALL_BYTES:
-            return None
+        backend.join(groups)
+        members = next((group for group in groups if self.client.rank in group), None)
         per_host = max(len(ranks) for ranks in self.layout.by_host())
-        have = self.client.agree(_available_memory(), min) * MEMORY_SHARE / per_host
-        if need <= have:
-            return None
-        return f"needs {need / 1e9:.1f} GB a rank and {have / 1e9:.1f} GB is available"
+
+        def make(pattern: Pattern) -> Operation:
+            assert members is not None
+            return backend.operation(case, members, pattern)
+
+        def free_bytes() -> float:
+            # A device's buffers have as many copies on the host.
+            device = backend.device_memory()
+            mine = host_memory() / per_host
+            return mine if device is None else min(mine, device)
+
+        return prepare(case, members, sum(map(len, groups)), self.client, self.sweep.seed, make, free_bytes)
 
     def _settings(self, backend: Backend, case: Case) -> Any:
         from commbench.measure.loop import Settings
@@ -351,36 +321,6 @@ class _Worker:
             block_elements=0, seed=0,
         )  # fmt: skip
         return backend.operation(empty, everyone, pattern)
-
-
-def _sets(case: Case) -> int:
-    """How many buffer sets a case rotates through, the same on every rank."""
-    from commbench.measure.buffers import buffer_sets
-
-    set_bytes = 2 * case.bytes
-    if case.timing == "streamed":
-        # An operation that overwrites its input needs a set each: at least two make a stream.
-        return buffer_sets(set_bytes, case.cache, most=MAX_STREAMED_SETS, least=2)
-    return buffer_sets(set_bytes, case.cache)
-
-
-def _same_refusal(errors: list[Any], involved: int) -> dict[str, Any] | None:
-    """None where no rank was refused; else the reason, and whether all ranks were (then it is the library's way)."""
-    refused = [error for error in errors if error is not None]
-    if not refused:
-        return None
-    return {"all": len(refused) == involved, "reason": refused[0]}
-
-
-def _available_memory() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return sys.maxsize
 
 
 if __name__ == "__main__":

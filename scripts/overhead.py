@@ -44,8 +44,13 @@ def compare() -> None:
     backend = Mpi()
     backend.start(
         Context(
-            rank=comm.rank, world=comm.size, local_rank=comm.rank, hosts=("here",) * comm.size, address="127.0.0.1",
-            interface="lo", share=lambda value: value,
+            rank=comm.rank,
+            world=comm.size,
+            local_rank=comm.rank,
+            hosts=("here",) * comm.size,
+            address="127.0.0.1",
+            interface="lo",
+            share=lambda value: value,
         )  # fmt: skip
     )
     sweep = Sweep(backends=("mpi",), collectives=("all_reduce",), sizes=SIZES, timings=("streamed",))

@@ -64,6 +64,9 @@ class Backend(Protocol):
     def point_to_point(self, size: int, sets: int) -> PointToPoint:
         """Messages of ``size`` bytes, rotating through ``sets`` buffers."""
 
+    def device_memory(self) -> int | None:
+        """Bytes that new buffers may take on this rank's device; None where buffers lie in host memory."""
+
     def stop(self) -> None: ...
 
 

@@ -88,6 +88,9 @@ class Mpi:
     def point_to_point(self, size: int, sets: int) -> MpiPointToPoint:
         return MpiPointToPoint(self._world, size, sets)
 
+    def device_memory(self) -> None:
+        return None
+
     def stop(self) -> None:
         for comm in self._comms.values():
             if comm != self._world:

@@ -99,6 +99,9 @@ class _TorchDistributed:
     def point_to_point(self, size: int, sets: int) -> TorchPointToPoint:
         return TorchPointToPoint(size, sets, self.device, self._finish)
 
+    def device_memory(self) -> int | None:
+        return None
+
     def stop(self) -> None:
         dist.destroy_process_group()
 
@@ -259,6 +262,11 @@ class Nccl(_TorchDistributed):
             run=run, enqueue=call, finish=self._finish, input=host[0].numpy(), output=host[1].numpy(), upload=upload,
             download=partial(host[1].copy_, device[1]), repeatable=repeatable,
         )  # fmt: skip
+
+    def device_memory(self) -> int | None:
+        # What torch keeps of earlier cases it gives back before it fails.
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + kept
 
     def _finish(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -33,6 +33,9 @@ class Progress:
 
     def hear(self, event: dict[str, Any]) -> None:
         """One event of ``launch.runner``."""
+        if event["kind"] == "end":
+            self.close()
+            print(f"commbench: {event['line']}", file=sys.stderr, flush=True)
         if event["kind"] != "point":
             return
         self._done += 1

@@ -170,10 +170,7 @@ def _as_head(options: RunOptions, sweep: Sweep, place: Place) -> int:
 
 
 def _report(run: Run) -> int:
-    """Tables from what was heard, so that a full disk does not hide them; then how it ended and where it is."""
-    if run.outcome.line:
-        kept = f"{len(run.points)} points kept in {run.directory}"
-        print(f"commbench: {run.outcome.line}; {kept}", file=sys.stderr, flush=True)
+    """Tables from what was heard, so that a full disk does not hide them, and where the results are."""
     if run.points:
         from commbench.report.frame import from_points
         from commbench.report.tables import print_tables

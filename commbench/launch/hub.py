@@ -38,7 +38,10 @@ class _Peer:
     reader: Reader = field(default_factory=Reader)
     rank: int | None = None
     unsent: bytearray = field(default_factory=bytearray)
-    since: float = field(default_factory=time.monotonic)
+
+    @property
+    def open(self) -> bool:
+        return self.socket.fileno() >= 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,9 +122,10 @@ class Hub:
         if peer is None:
             self._accept()
             return
-        if mask & selectors.EVENT_WRITE:
+        # What another's event has made of it: a peer that could not be sent to is gone, and its own event is stale.
+        if mask & selectors.EVENT_WRITE and peer.open:
             self._flush(peer)
-        if mask & selectors.EVENT_READ:
+        if mask & selectors.EVENT_READ and peer.open:
             self._read(peer)
 
     def _accept(self) -> None:
@@ -183,7 +187,7 @@ class Hub:
 
     def _send(self, rank: int, header: dict[str, Any], blob: bytes = b"") -> None:
         peer = self._peers.get(rank)
-        if peer is None or peer.socket.fileno() < 0:
+        if peer is None or not peer.open:
             return
         peer.unsent += pack(header, blob)
         self._flush(peer)

@@ -74,7 +74,11 @@ class Run:
         )  # fmt: skip
 
     def end(self) -> None:
-        """How it ended, written last, into space that was reserved for it."""
+        """How it ended: said at once, since a launcher may be about to kill this process, and then written, last of all
+        and into space that was reserved for it."""
+        if self.outcome.line:
+            kept = f"{len(self.points)} points kept in {self.directory}"
+            self.on_event({"kind": "end", "line": f"{self.outcome.line}; {kept}"})
         counts: dict[str, int] = {}
         for point in self.points:
             counts[point["status"]] = counts.get(point["status"], 0) + 1

@@ -19,7 +19,7 @@ from commbench.measure.clock import SAME_HOST_ERROR_S, now_ns
 from commbench.measure.control import Control
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Operation
-from commbench.measure.ranks import Iterations, combine, well_started
+from commbench.measure.ranks import Iterations, combine, joined, well_started
 from commbench.measure.stopping import StoppingRule
 from commbench.measure.timed import Start, run_isolated, run_streamed
 from commbench.stats.summary import Summary, summarise_times
@@ -120,9 +120,10 @@ def measure(
     estimate_s = _warm_up(rank, doing)
     sets = control.agree(len(operations) or None, lambda counts: min(c for c in counts if c))
     repeatable = control.agree(all(operation.repeatable for operation in operations), all)
+    checkable = control.agree(pattern is not None, any)
     head = _Head(
         settings=settings, groups=groups, sets=sets, repeatable=repeatable, estimate_s=estimate_s,
-        checkable=pattern is not None,
+        checkable=checkable,
     ) if control.rank == 0 else None  # fmt: skip
     gc.collect()
     gc.disable()
@@ -195,7 +196,7 @@ class _Head:
     checkable: bool
     began: float = field(default_factory=time.monotonic)
     rounds: list[NDArray[np.int64]] = field(default_factory=list)
-    times: list[NDArray[np.float64]] = field(default_factory=list)
+    found: list[Iterations] = field(default_factory=list)
     wrong: int = 0
     verified: int = 0
     first: int = 0
@@ -220,15 +221,18 @@ class _Head:
 
     def plan(self) -> dict[str, Any]:
         rule = self.settings.rule
-        samples = np.concatenate(self.times) if self.times else np.empty(0)
+        made = sum(len(found.time) for found in self.found)
         wanted = rule
         if self.settings.streamed and rule.iterations is not None:
             wanted = StoppingRule(
                 precision=rule.precision, limit_s=rule.limit_s, limit_name=rule.limit_name,
                 iterations=max(1, -(-rule.iterations // self.batch)),
             )  # fmt: skip
-        stop = "wrong" if self.wrong else wanted.decide(samples, len(self.times), time.monotonic() - self.began)
-        count = self.batch if self.settings.streamed else self._isolated_count(wanted, len(samples))
+        stop = "wrong" if self.wrong else None
+        if made and not stop:
+            found, kept, _ = self._kept()
+            stop = wanted.decide(found.time[kept], made, len(self.found), time.monotonic() - self.began)
+        count = self.batch if self.settings.streamed else self._isolated_count(wanted, made)
         sets = min(count, self.sets)
         spacing_s = self.spread * self.estimate_s + 1e-5
         return {
@@ -252,20 +256,21 @@ class _Head:
             return []
         if not self.checked:
             return list(range(sets)) if not self.settings.streamed else [sets - 1]
-        affordable = int(self.timed_s / len(self.times) / (self.check_s / self.checked))
+        affordable = int(self.timed_s / len(self.found) / (self.check_s / self.checked))
         if affordable >= sets:
             return list(range(sets))
         affordable = max(1, affordable)
         # Rotate, so that no set is left out for ever.
-        offset = len(self.times)
+        offset = len(self.found)
         return sorted({(offset + index * sets // affordable) % sets for index in range(affordable)})
 
     def learn(self, plan: dict[str, Any], gathered: list[tuple[Any, bytes]]) -> None:
         stamps = np.stack([np.frombuffer(blob, dtype=np.int64).reshape(-1, 2) for _, blob in gathered])
         values = [value for value, _ in gathered]
-        found = self._combine(stamps)
+        common = self.settings.common_clock and not self.settings.streamed
+        found = combine(stamps, self.groups, common_clock=common)
         self.rounds.append(stamps)
-        self.times.append(found.time)
+        self.found.append(found)
         self.first += max(plan["count"], plan["sets"])
         self.wrong += sum(value["wrong"] for value in values)
         self.verified += len(plan["check"])
@@ -278,18 +283,18 @@ class _Head:
             # Iterations that run into the next one's start need more room, up to the point where it does not help.
             self.spread = min(20.0, self.spread * 1.5) if late > 0.3 else max(1.5, self.spread / 1.1)
 
-    def _combine(self, stamps: NDArray[np.int64]) -> Iterations:
-        common = self.settings.common_clock and not self.settings.streamed
-        return combine(stamps, self.groups, common_clock=common)
+    def _kept(self) -> tuple[Iterations, NDArray[np.bool_], bool]:
+        """All iterations, which of them count, and whether starts were late."""
+        found = joined(self.found)
+        if self.settings.common_clock and not self.settings.streamed:
+            return found, *well_started(found, SAME_HOST_ERROR_S)
+        return found, np.ones(len(found.time), dtype=bool), False
 
     def result(self, stop: str) -> Measured:
-        stamps = np.concatenate(self.rounds, axis=1)
-        found = self._combine(stamps)
-        kept, late = np.ones(len(found.time), dtype=bool), False
-        if self.settings.common_clock and not self.settings.streamed:
-            kept, late = well_started(found, SAME_HOST_ERROR_S)
+        found, kept, late = self._kept()
         start = "barrier" if self.settings.barrier is not None else "clock"
         return Measured(
-            summary=summarise_times(found.time[kept] / self.batch), iterations=found, kept=kept, stamps=stamps,
-            batch=self.batch, late_starts=late, wrong=self.wrong, verified=self.verified, stop=stop, start=start,
+            summary=summarise_times(found.time[kept] / self.batch), iterations=found, kept=kept,
+            stamps=np.concatenate(self.rounds, axis=1), batch=self.batch, late_starts=late, wrong=self.wrong,
+            verified=self.verified, stop=stop, start=start,
         )  # fmt: skip

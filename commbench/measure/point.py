@@ -43,6 +43,7 @@ def measured_point(
     kept = found.kept
     point.wrong, point.verified = wrong, found.verified
     point.samples, point.discarded, point.stop = summary.count, int((~kept).sum()), found.stop
+    point.batch = found.batch
     point.time_s, point.time_lo_s, point.time_hi_s = summary.median, summary.lo, summary.hi
     point.interval_of, point.interval_level = summary.interval_of, summary.level
     point.time_min_s, point.time_max_s, point.time_mean_s = summary.min, summary.max, summary.mean

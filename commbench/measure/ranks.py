@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,18 @@ def combine(stamps: NDArray[np.int64], groups: tuple[tuple[int, ...], ...], *, c
     last = np.stack([np.asarray(groups[g])[last] for g, (_, _, last) in enumerate(per_group)])[slowest, columns]
     time = times[slowest, columns]
     return Iterations(time=time, first=time + skew, skew=skew, last_rank=last, group=slowest)
+
+
+def joined(parts: list[Iterations]) -> Iterations:
+    """Consecutive iterations as one."""
+
+    def all_of(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return Iterations(
+        time=all_of("time"), first=all_of("first"), skew=all_of("skew"), last_rank=all_of("last_rank"),
+        group=all_of("group"),
+    )  # fmt: skip
 
 
 def _of_group(stamps: NDArray[np.int64], common_clock: bool) -> tuple[Floats, Floats, NDArray[np.int64]]:

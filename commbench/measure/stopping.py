@@ -31,14 +31,15 @@ class StoppingRule:
     limit_name: str
     iterations: int | None = None
 
-    def decide(self, times: NDArray[np.float64], rounds: int, elapsed_s: float) -> str | None:
-        """Why to stop now, or None to go on. ``times`` are all samples so far, from ``rounds`` rounds."""
+    def decide(self, times: NDArray[np.float64], made: int, rounds: int, elapsed_s: float) -> str | None:
+        """Why to stop now, or None to go on. ``times``, at least one, are the samples that count so far, of ``made``
+        iterations in ``rounds`` rounds."""
         if self.iterations is not None:
-            return "iterations" if len(times) >= self.iterations else None
+            return "iterations" if made >= self.iterations else None
         settled = rounds >= MIN_ROUNDS and relative_half_width(summarise_times(times)) <= self.precision
         if settled:
             return "precision"
         patience = 1.0 if len(times) >= MIN_SAMPLES else OVERTIME
-        if elapsed_s >= self.limit_s * patience and len(times):
+        if elapsed_s >= self.limit_s * patience:
             return self.limit_name
-        return "samples" if len(times) >= MAX_SAMPLES else None
+        return "samples" if made >= MAX_SAMPLES else None

@@ -15,7 +15,9 @@ from commbench.launch.start import find_mpirun, mpirun_command, mpirun_environme
 
 pytestmark = [
     pytest.mark.mpi,
-    pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="host names of one's own need root"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("unshare") is None, reason="host names of one's own need root"
+    ),
 ]
 
 # Two ranks a host; argv: the command.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -174,6 +175,23 @@ def test_a_vanished_rank_is_blamed_before_those_it_broke(job: Callable[..., Job]
     assert (outcome.code, outcome.ranks) == (3, (2,))
     assert outcome.line.startswith("rank 2 on host2 ended without a word")
     assert ranks[0].receive()[0] == {"type": "stop", "code": 3}
+
+
+def test_a_rank_that_cannot_be_sent_to_and_has_vanished_at_once(job: Callable[..., Job]) -> None:
+    """Both show in one turn of the hub: the failed send drops the connection whose end is then still to be read."""
+    go = threading.Event()
+    one = job(2)
+    ranks = one.arrive()
+    one.hub._on_event = lambda event: go.wait(5)
+    ranks[0].send("event", kind="point")
+    time.sleep(0.2)  # the hub now waits in the event, and the rest arrives meanwhile
+    ranks[0].send("share", value=1)
+    time.sleep(0.1)
+    ranks[1].socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    ranks[1].socket.close()
+    time.sleep(0.1)
+    go.set()
+    assert one.end().ranks == (1,)
 
 
 def test_a_killed_child_is_named_with_its_signal(job: Callable[..., Job]) -> None:

@@ -1,0 +1,116 @@
+"""A case's operations on their buffers, once it is known on every rank that memory and library have room for them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from commbench.cases import Case
+from commbench.measure.buffers import buffer_sets
+from commbench.measure.control import Control
+from commbench.measure.data import Pattern
+from commbench.measure.operation import Operation
+
+MAX_STREAMED_SETS = 128
+SMALL_BYTES = 64 << 20  # below this, memory is not worth a round of messages
+MEMORY_SHARE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """This rank's operations and their data (none for a rank outside the groups), or why no rank has any."""
+
+    operations: list[Operation]
+    pattern: Pattern | None = None
+    refusal: str | None = None
+
+
+def prepare(
+    case: Case, members: tuple[int, ...] | None, involved: int, control: Control, seed: int,
+    make: Callable[[Pattern], Operation], free_bytes: Callable[[], float],
+) -> Prepared:  # fmt: skip
+    """Make the operations and try one, on every rank in step.
+
+    ``members`` are the world ranks of this rank's group (None: it takes no part), ``involved`` counts the ranks of all
+    groups, ``make`` gives the backend's operation on fresh buffers and ``free_bytes`` what buffers may take on this
+    rank. Raises RuntimeError where some ranks can and others cannot.
+    """
+    sets = _sets(case)
+    refusal = _no_room(case, sets, control, free_bytes)
+    if refusal is not None:
+        return Prepared(operations=[], refusal=refusal)
+    pattern = None
+    operations: list[Operation] = []
+
+    def first() -> None:
+        if pattern is not None:
+            operations.append(make(pattern))
+            pattern.fill(operations[0].input, 0)
+            operations[0].upload()
+
+    if members is not None:
+        pattern = Pattern(
+            collective=case.spec, dtype=case.itemtype, op=case.reduce_op, ranks=len(members),
+            rank=members.index(control.rank), root=case.root, block_elements=case.block_elements, seed=seed,
+        )  # fmt: skip
+    # Made on all before it is tried on any: a rank that cannot make it would leave its peers inside the collective.
+    for step in (first, lambda: operations[0].run() if operations else None):
+        refusal = _refusal(case, _attempt(step), involved, control)
+        if refusal is not None:
+            return Prepared(operations=[], refusal=refusal)
+    if pattern is not None:
+        operations += [make(pattern) for _ in range(sets - 1)]
+    return Prepared(operations=operations, pattern=pattern)
+
+
+def _attempt(step: Callable[[], Any]) -> str | None:
+    """What the library said if it would not, in one line."""
+    try:
+        step()
+    except (RuntimeError, TypeError, ValueError, NotImplementedError) as problem:
+        text = next((line.strip() for line in str(problem).splitlines() if line.strip()), "")
+        return f"{type(problem).__name__}: {text}"
+    return None
+
+
+def _refusal(case: Case, error: str | None, involved: int, control: Control) -> str | None:
+    """The reason where every rank was refused: it is the library's way. Raises RuntimeError where only some were."""
+    errors = control.agree(error, lambda all_: [text for text in all_ if text is not None])
+    if not errors:
+        return None
+    if len(errors) < involved:
+        raise RuntimeError(errors[0])
+    return f"{case.backend} refuses it: {errors[0]}"
+
+
+def _no_room(case: Case, sets: int, control: Control, free_bytes: Callable[[], float]) -> str | None:
+    """Why the buffers do not fit somewhere, agreed by all ranks."""
+    if case.bytes < SMALL_BYTES:
+        return None
+    # An input and an output a set, and as much again for what the library may copy.
+    need = 2 * case.bytes * (sets + 1)
+    have = control.agree(free_bytes(), min) * MEMORY_SHARE
+    return None if need <= have else f"needs {need / 1e9:.1f} GB a rank and {have / 1e9:.1f} GB is available"
+
+
+def _sets(case: Case) -> int:
+    """How many buffer sets a case rotates through, the same on every rank."""
+    set_bytes = 2 * case.bytes
+    if case.timing == "streamed":
+        # An operation that overwrites its input needs a set each: at least two make a stream.
+        return buffer_sets(set_bytes, case.cache, most=MAX_STREAMED_SETS, least=2)
+    return buffer_sets(set_bytes, case.cache)
+
+
+def host_memory() -> float:
+    """Bytes that the kernel says new processes could have, or infinity where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return float(sys.maxsize)

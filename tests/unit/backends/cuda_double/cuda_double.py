@@ -1,0 +1,283 @@
+"""A host with GPUs as torch shows it, on one that has none: torch.cuda, pinned memory and the nccl process group.
+
+What is called is queued, as on a stream, and done by gloo when something waits for the device: a backend that reads too
+early, or never waits, gets what it deserves. Refused is what ProcessGroupNCCL refuses (torch 2.13: NCCLUtils.hpp's
+types, getNcclReduceOp, check_gpu_single_tensor, "not on device passed to init_process_group"). Every call is written,
+in order, to COMMBENCH_TEST_CUDA/rank-N.jsonl. COMMBENCH_TEST_GPUS says how many GPUs each rank sees,
+COMMBENCH_TEST_BOUND that they are the rank's own.
+"""
+
+import json
+import os
+import types
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+RANK = int(os.environ.get("COMMBENCH_RANK", "0"))
+NCCL_TYPES = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8,
+    torch.uint8, torch.int32, torch.int64, torch.bool,
+}  # fmt: skip
+NCCL_OPS = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG)
+
+real: dict = {}  # what the doubles stand in for, by name
+queue: list = []  # what the device has still to do
+memory = {"device": {}, "pinned": {}}  # address of a storage -> a tensor that keeps it from being used again
+state = types.SimpleNamespace(device=None, log=None)
+
+
+def record(call, **facts):
+    if state.log is None:
+        state.log = open(os.path.join(os.environ["COMMBENCH_TEST_CUDA"], f"rank-{RANK}.jsonl"), "a", buffering=1)  # noqa: SIM115
+    state.log.write(json.dumps({"call": call, **facts}) + "\n")
+
+
+def flush():
+    while queue:
+        queue.pop(0)()
+
+
+def lies_in(kind, tensor):
+    return tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in memory[kind]
+
+
+def enqueue(call, tensors, act, op=None, **facts):
+    """Refuse what NCCL's process group would, else note it and leave it for later."""
+    for tensor in tensors:
+        if not lies_in("device", tensor):
+            raise ValueError("Tensors must be CUDA and dense")
+        if not tensor.is_contiguous():
+            raise ValueError("Tensors must be contiguous")
+        if tensor.dtype not in NCCL_TYPES:
+            raise TypeError(f"Input tensor data type is not supported for NCCL process group: {tensor.dtype}")
+    if op is not None and op not in NCCL_OPS:
+        raise ValueError(f"Cannot use {op} with NCCL")
+    record(call, sizes=[tensor.numel() * tensor.element_size() for tensor in tensors], **facts)
+    queue.append(act)
+
+
+def averaged(op, output, group, act):
+    """gloo cannot average: it adds, and the mean is made of that."""
+    if op != ReduceOp.AVG:
+        return lambda: act(op)
+
+    def add_and_divide():
+        act(ReduceOp.SUM)
+        size = dist.get_world_size(group)
+        output.div_(size) if output.is_floating_point() else output.div_(size, rounding_mode="floor")
+
+    return add_and_divide
+
+
+# -- torch.cuda ----------------------------------------------------------------------------------------------------
+
+
+def is_available():
+    return device_count() > 0
+
+
+def device_count():
+    return int(os.environ.get("COMMBENCH_TEST_GPUS", "0"))
+
+
+def set_device(device):
+    record("set_device", device=str(device))
+    state.device = torch.device(device)
+
+
+def synchronize(device=None):
+    record("synchronize", device=str(device), queued=len(queue))
+    flush()
+
+
+def get_device_name(device=None):
+    return "Double 9000"
+
+
+def get_device_properties(device=None):
+    number = RANK if "COMMBENCH_TEST_BOUND" in os.environ else torch.device(device).index
+    return types.SimpleNamespace(uuid=f"00000000-{number}", major=9, minor=0)
+
+
+def mem_get_info(device=None):
+    return (int(os.environ.get("COMMBENCH_TEST_GPU_MEMORY", str(80 << 30))), 80 << 30)
+
+
+def memory_reserved(device=None):
+    return 0
+
+
+def memory_allocated(device=None):
+    return 0
+
+
+def version():
+    return (2, 99, 1)
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+def zeros(*sizes, device="cpu", **options):
+    return place("zeros", sizes, torch.device(device), options)
+
+
+def empty(*sizes, device="cpu", pin_memory=False, **options):
+    return place("empty", sizes, torch.device(device), options, pin_memory)
+
+
+def place(name, sizes, device, options, pin_memory=False):
+    if device.type != "cuda":
+        tensor = real[f"torch.{name}"](*sizes, **options)
+        if pin_memory:
+            memory["pinned"][tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+    if device != state.device:
+        raise RuntimeError(f"{device} is not the device of this rank, {state.device}")
+    tensor = real[f"torch.{name}"](*sizes, **options)
+    memory["device"][tensor.untyped_storage().data_ptr()] = tensor
+    return tensor
+
+
+def copy_(self, other, non_blocking=False):
+    """A blocking copy from or to the device waits for what was enqueued before it."""
+    to, of = lies_in("device", self), lies_in("device", other)
+    if to != of and self.numel():
+        record("upload" if to else "download", size=self.numel() * self.element_size(),
+               pinned=lies_in("pinned", other if to else self), queued=len(queue))  # fmt: skip
+        flush()
+    return real["torch.Tensor.copy_"](self, other, non_blocking)
+
+
+# -- torch.distributed ---------------------------------------------------------------------------------------------
+
+
+def is_nccl_available():
+    return True
+
+
+def init_process_group(
+    backend=None, init_method=None, timeout=None, world_size=-1, rank=-1, store=None, group_name="", pg_options=None,
+    device_id=None, _ranks=None,
+):  # fmt: skip
+    record("init_process_group", backend=backend, device_id=str(device_id), rank=rank, world_size=world_size)
+    if device_id != state.device:
+        raise ValueError(f"device_id {device_id} is not the current device {state.device}")
+    real["torch.distributed.init_process_group"]("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
+    def act(op):
+        real["torch.distributed.all_reduce"](tensor, op, group)
+
+    enqueue("all_reduce", [tensor], averaged(op, tensor, group, act), op)
+
+
+def all_gather_single(output_tensor, input_tensor, group=None, async_op=False):
+    def act():
+        # gloo would overwrite an input that is a part of the output before it has been sent.
+        real["torch.distributed.all_gather_single"](output_tensor, input_tensor.clone(), group)
+
+    enqueue("all_gather_single", [output_tensor, input_tensor], act)
+
+
+def reduce_scatter_single(output, input, op=ReduceOp.SUM, group=None, async_op=False):
+    def act(op):
+        real["torch.distributed.reduce_scatter_single"](output, input.clone(), op, group)
+
+    enqueue("reduce_scatter_single", [output, input], averaged(op, output, group, act), op)
+
+
+def all_to_all_single(output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False):
+    def act():
+        real["torch.distributed.all_to_all_single"](output, input, output_split_sizes, input_split_sizes, group)
+
+    enqueue("all_to_all_single", [output, input], act)
+
+
+def broadcast(tensor, src=None, group=None, async_op=False, group_src=None):
+    enqueue("broadcast", [tensor], lambda: real["torch.distributed.broadcast"](tensor, src, group), root=src)
+
+
+def reduce(tensor, dst=None, op=ReduceOp.SUM, group=None, async_op=False, group_dst=None):
+    def act(op):
+        real["torch.distributed.reduce"](tensor, dst, op, group)
+
+    enqueue("reduce", [tensor], averaged(op, tensor, group, act), op, root=dst)
+
+
+def gather(tensor, gather_list=None, dst=None, group=None, async_op=False, group_dst=None):
+    if (gather_list is not None) != (dist.get_rank() == dst):
+        raise ValueError("gather_list belongs to the destination, and to it alone")
+
+    def act():
+        real["torch.distributed.gather"](tensor, gather_list, dst, group)
+
+    enqueue("gather", [tensor, *(gather_list or [])], act, root=dst)
+
+
+def scatter(tensor, scatter_list=None, src=None, group=None, async_op=False, group_src=None):
+    if (scatter_list is not None) != (dist.get_rank() == src):
+        raise ValueError("scatter_list belongs to the source, and to it alone")
+
+    def act():
+        real["torch.distributed.scatter"](tensor, scatter_list, src, group)
+
+    enqueue("scatter", [tensor, *(scatter_list or [])], act, root=src)
+
+
+def barrier(group=None, async_op=False, device_ids=None, timeout=None):
+    """torch's NCCL barrier makes the host wait, unless ``async_op`` (ProcessGroupNCCL::barrier)."""
+    record("barrier", device_ids=device_ids, queued=len(queue))
+    flush()
+    real["torch.distributed.barrier"](group)
+
+
+def send(tensor, dst=None, group=None, tag=0, group_dst=None):
+    enqueue("send", [tensor], lambda: real["torch.distributed.send"](tensor, dst, group), peer=dst)
+
+
+def recv(tensor, src=None, group=None, tag=0, group_src=None):
+    enqueue("recv", [tensor], lambda: real["torch.distributed.recv"](tensor, src, group), peer=src)
+
+
+def batch_isend_irecv(p2p_op_list):
+    def act():
+        for work in real["torch.distributed.batch_isend_irecv"](p2p_op_list):
+            work.wait()
+
+    enqueue("batch_isend_irecv", [one.tensor for one in p2p_op_list], act, peers=[one.peer for one in p2p_op_list])
+    return [types.SimpleNamespace(wait=lambda: None)]  # NCCL's wait is the stream's, not the host's
+
+
+DOUBLES = {
+    "torch.cuda": (
+        is_available, device_count, set_device, synchronize, get_device_name, get_device_properties, mem_get_info,
+        memory_reserved, memory_allocated,
+    ),
+    "torch.cuda.nccl": (version,),
+    "torch": (zeros, empty),
+    "torch.Tensor": (copy_,),
+    "torch.distributed": (
+        is_nccl_available, init_process_group, all_reduce, all_gather_single, reduce_scatter_single, all_to_all_single,
+        broadcast, reduce, gather, scatter, barrier, send, recv, batch_isend_irecv,
+    ),
+}  # fmt: skip
+
+
+def owner(path):
+    """The module or class that a dotted name under torch stands for."""
+    found = torch
+    for name in path.split(".")[1:]:
+        found = getattr(found, name)
+    return found
+
+
+def install():
+    """Put every double in its place."""
+    for path, doubles in DOUBLES.items():
+        for double in doubles:
+            real[f"{path}.{double.__name__}"] = getattr(owner(path), double.__name__)
+            setattr(owner(path), double.__name__, double)

@@ -1,0 +1,340 @@
+"""The nccl backend on a machine without GPUs: against the rules of torch's own, and over a double of torch.cuda.
+
+The double (cuda_double/) takes the place of the library, in real rank processes that commbench starts; nothing of
+commbench is replaced.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import commbench
+from commbench.backends import BACKENDS
+from commbench.backends.base import BackendError, Context
+from commbench.backends.torch_distributed import Nccl
+from commbench.cases import DTYPES, REDUCE_OPS, Case, Sweep
+from commbench.collectives import COLLECTIVES
+from commbench.launch.runner import Run, run_local
+
+DOUBLE = Path(__file__).parent / "cuda_double"
+RANKS = 2
+Calls = list[list[dict[str, Any]]]
+Launch = Callable[..., tuple[Run, Calls]]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """Runs a sweep on ``ranks`` processes that see ``gpus`` each; the run, and the calls of each rank's torch."""
+    calls = tmp_path / "calls"
+    calls.mkdir()
+
+    def run(*, gpus: int, ranks: int = RANKS, **sweep: Any) -> tuple[Run, Calls]:
+        path = os.pathsep.join(filter(None, (str(DOUBLE), os.environ.get("PYTHONPATH"))))
+        for name, value in {"PYTHONPATH": path, "COMMBENCH_TEST_CUDA": calls, "COMMBENCH_TEST_GPUS": gpus}.items():
+            monkeypatch.setenv(name, str(value))
+        found = run_local(
+            Sweep(**{"backends": ("nccl",), "sizes": (4096,), "iterations": 4, "budget_s": 5.0, **sweep}),
+            ranks=ranks, launches=1, out=tmp_path / "results", on_event=lambda event: None,
+        )  # fmt: skip
+        files = sorted(calls.glob("rank-*.jsonl"))
+        return found, [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+    return run
+
+
+def case(**fields: Any) -> Case:
+    base: dict[str, Any] = {
+        "collective": "all_reduce", "backend": "nccl", "bytes": 4096, "requested_bytes": 4096, "ranks": 2, "nodes": 1
+    }  # fmt: skip
+    return Case(**{**base, **fields})
+
+
+@pytest.fixture(scope="module")
+def double() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("cuda_double", DOUBLE / "cuda_double.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# -- the double is like what it stands in for ------------------------------------------------------
+
+
+def shape(function: Callable[..., Any]) -> list[tuple[Any, ...]]:
+    return [(p.name, p.kind, repr(p.default)) for p in inspect.signature(function).parameters.values()]
+
+
+def test_the_doubles_have_the_signatures_of_torch(double: ModuleType) -> None:
+    compared = 0
+    for path, doubles in double.DOUBLES.items():
+        for function in doubles:
+            real = getattr(double.owner(path), function.__name__)
+            if path in ("torch", "torch.Tensor"):
+                assert callable(real)  # built in, without a signature to read
+                continue
+            assert shape(function) == shape(real), f"{path}.{function.__name__}"
+            compared += 1
+    assert compared == 24
+
+
+def types_of_nccl() -> set[str]:
+    """The types that torch maps to one of NCCL's, from the header that it installs."""
+    header = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d/NCCLUtils.hpp"
+    found = re.findall(r"\{at::k(\w+), nccl\w+\}", header.read_text())
+    names = {
+        "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Char": "int8",
+        "Byte": "uint8", "Int": "int32", "Long": "int64",
+    }  # fmt: skip
+    return {names.get(name, name.lower()) for name in found}
+
+
+def test_the_double_takes_the_types_that_torch_maps_to_nccl(double: ModuleType) -> None:
+    assert {str(dtype).removeprefix("torch.") for dtype in double.NCCL_TYPES} == {
+        name for name in types_of_nccl() if not name.endswith("fnuz")
+    }
+
+
+# -- what is refused before anything runs ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_type_is_refused_if_torch_has_no_nccl_type_for_it(dtype: str) -> None:
+    backend = Nccl()
+    reason = backend.why_not(case(collective="all_gather", reduce_op=None, dtype=dtype))
+    assert (reason is None) == (dtype in types_of_nccl()), reason
+
+
+@pytest.mark.parametrize("op", REDUCE_OPS)
+def test_bitwise_operations_are_refused(op: str) -> None:
+    reason = Nccl().why_not(case(dtype="int32", reduce_op=op))
+    assert reason == (f"NCCL has no reduce operation {op!r}" if op in ("band", "bor", "bxor") else None)
+
+
+def test_float8_is_reduced_only_where_every_gpu_can() -> None:
+    backend = Nccl()
+    backend._capability = (8, 9)
+    assert backend.why_not(case(dtype="float8_e5m2", reduce_op="sum")) == (
+        "NCCL reduces float8_e5m2 from compute capability 9.0 on, and a GPU of this job has 8.9"
+    )
+    assert backend.why_not(case(collective="all_gather", dtype="float8_e5m2", reduce_op=None)) is None
+    backend._capability = (10, 0)
+    assert backend.why_not(case(dtype="float8_e5m2", reduce_op="sum")) is None
+
+
+def test_a_cpu_build_of_torch_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    context = Context(
+        rank=0, world=2, local_rank=0, hosts=("a", "a"), address="127.0.0.1", interface="lo", share=lambda value: value
+    )
+    with pytest.raises(BackendError, match=r"^torch \S+ sees no GPU, or has no NCCL: install a CUDA build") as error:
+        Nccl().start(context)
+    assert "\n" not in str(error.value)
+
+
+class Driver:
+    """libcuda.so.1 that finds ``devices``."""
+
+    def __init__(self, devices: int) -> None:
+        self.devices = devices
+
+    def cuInit(self, flags: int) -> int:
+        return 0 if self.devices else 100  # CUDA_ERROR_NO_DEVICE
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self.devices
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("devices", "cuda", "hip", "expected"),
+    [(2, "'13.0'", "None", None),
+     (0, "'13.0'", "None", "finds no GPU"),
+     (2, "None", "None", "torch 9.9.9+cpu is built without CUDA: install a CUDA build of torch"),
+     (2, "None", "'7.1'", None)],
+)  # fmt: skip
+def test_what_is_missing_is_known_without_importing_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: int, cuda: str, hip: str, expected: str | None
+) -> None:
+    (tmp_path / "__init__.py").touch()
+    (tmp_path / "version.py").write_text(
+        f"from typing import Optional\n__version__ = '9.9.9+cpu'\ncuda: Optional[str] = {cuda}\nhip: str = {hip}\n"
+    )
+    spec = importlib.util.spec_from_file_location("torch", tmp_path / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr("commbench.backends.ctypes.CDLL", lambda name: Driver(devices))
+    reason = BACKENDS["nccl"].why_unavailable()
+    assert (reason is None) if expected is None else reason is not None and expected in reason
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_no_gpu_is_refused_before_any_rank_starts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "commbench", "run", "--backend", "nccl", "--out", str(tmp_path / "results")],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert re.fullmatch(r"commbench: error: backend 'nccl': .*: .*\n", done.stderr), done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+class Library:
+    """libnccl.so.2 in the version that its header would call ``code``."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def ncclGetVersion(self, number: Any) -> int:
+        number._obj.value = self.code
+        return 0
+
+
+def test_the_version_is_that_of_the_library_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Nccl()
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    monkeypatch.setattr("commbench.backends.torch_distributed.ctypes.CDLL", lambda name, mode: Library(22907))
+    assert backend.version().startswith("NCCL 2.29.7, torch ")
+
+    def not_loaded(name: str, mode: int) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr("commbench.backends.torch_distributed.ctypes.CDLL", not_loaded)
+    assert backend.version().startswith("NCCL 2.27.3, torch ")
+
+
+# -- ranks and their GPUs --------------------------------------------------------------------------
+
+
+def test_more_ranks_than_gpus_is_one_clear_line(launch: Launch) -> None:
+    run, _ = launch(gpus=2, ranks=3, collectives=("barrier",))
+    assert run.exit_code == 3
+    assert "local rank 2, but its host has 2 GPUs: start at most one rank a GPU" in run.outcome.line
+    assert run.outcome.ranks == (2,)
+
+
+def test_ranks_that_share_a_gpu_are_named(launch: Launch) -> None:
+    run, _ = launch(gpus=1, collectives=("barrier",))
+    assert run.exit_code == 3
+    assert re.search(r"ranks 0 and 1 on \S+ have the same GPU: start at most one rank a GPU", run.outcome.line)
+
+
+def test_a_launcher_may_show_each_rank_its_own_gpu_only(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMBENCH_TEST_BOUND", "1")
+    run, calls = launch(gpus=1, collectives=("all_reduce",), timings=("isolated",))
+    assert run.exit_code == 0, run.outcome.line
+    assert [rank[0] for rank in calls] == [{"call": "set_device", "device": "cuda:0"}] * RANKS
+
+
+def test_one_rank_has_nobody_to_talk_to(launch: Launch) -> None:
+    run, _ = launch(gpus=1, ranks=1)
+    assert run.exit_code == 0, run.outcome.line
+    assert {point["status"] for point in run.points} == {"skipped"}
+    assert {point["reason"] for point in run.points} == {"a world group of one rank has nobody to talk to"}
+
+
+def test_buffers_that_do_not_fit_the_gpu_are_skipped(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMBENCH_TEST_GPU_MEMORY", str(100 << 20))
+    run, _ = launch(gpus=RANKS, collectives=("all_reduce",), timings=("isolated",), sizes=(64 << 20,))
+    assert run.exit_code == 0, run.outcome.line
+    assert [point["reason"] for point in run.points] == ["needs 0.3 GB a rank and 0.1 GB is available"]
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+LETTERS = {"upload": "U", "synchronize": "S", "download": "D"}
+
+
+def after_calibration(calls: list[dict[str, Any]]) -> str:
+    """U, S, D or C (an operation) a call, from the first upload on."""
+    first = next(index for index, call in enumerate(calls) if call["call"] == "upload")
+    return "".join(LETTERS.get(call["call"], "C") for call in calls[first:])
+
+
+def check_start(calls: Calls) -> None:
+    for rank, mine in enumerate(calls):
+        device = f"cuda:{rank}"
+        assert mine[0] == {"call": "set_device", "device": device}
+        assert mine[1] == {
+            "call": "init_process_group", "backend": "nccl", "device_id": device, "rank": rank, "world_size": RANKS
+        }  # fmt: skip
+        assert {call["device"] for call in mine if call["call"] == "synchronize"} == {device}
+        assert all(call["pinned"] for call in mine if call["call"] in ("upload", "download"))
+
+
+def check_points(run: Run, note: str) -> None:
+    assert run.exit_code == 0, run.outcome.line
+    points = run.points
+    assert {point["status"] for point in points} == {"ok"}, [point["reason"] for point in points]
+    assert {point["wrong"] for point in points} == {0}
+    assert {point["backend_settings"]["device"] for point in points} == {"Double 9000"}
+    assert all(point["verified"] for point in points if point["collective"] != "barrier")
+    assert all(note in point["note"] for point in points if point["collective"] != "barrier")
+
+
+EVERYTHING = {"collectives": tuple(COLLECTIVES), "ops": ("sum", "avg"), "dtypes": ("float32",)}
+IN_PLACE = tuple(name for name, spec in COLLECTIVES.items() if spec.in_place)
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [EVERYTHING, {"collectives": IN_PLACE, "placements": ("in",), "dtypes": ("int32",), "root": 1}],
+    ids=["out", "in"],
+)
+def test_isolated_operations_upload_run_wait_and_download(launch: Launch, sweep: dict[str, Any]) -> None:
+    run, calls = launch(gpus=RANKS, timings=("isolated",), **sweep)
+    check_points(run, "timed by the host's clock: launch and wait for the device are included")
+    check_start(calls)
+    for mine in calls:
+        # Every operation is waited for before anything else; every output comes down after that.
+        assert re.fullmatch(r"(U+(CS)+D*|(CS)+)+", after_calibration(mine))
+        # Nothing is left on the device when it is read or written.
+        assert {call["queued"] for call in mine if call["call"] in ("upload", "download")} == {0}
+
+
+def test_streamed_operations_are_enqueued_together_and_waited_for_once(launch: Launch) -> None:
+    run, calls = launch(gpus=RANKS, timings=("streamed",), iterations=40, **EVERYTHING)
+    check_points(run, "timed by the host's clock: all launches and one wait for the device are included")
+    check_start(calls)
+    for mine in calls:
+        text = after_calibration(mine)
+        assert re.fullmatch(r"(U+(C+S)+D*|(C+S)+D*)+", text)
+        # 40 operations are ten batches of four.
+        assert text.count("CCCCS") >= 10
+        downloads = [index for index, letter in enumerate(text) if letter == "D"]
+        assert all(text[index - 1] in "SD" for index in downloads)
+
+
+def test_roots_and_neighbours_are_named_by_their_world_rank(launch: Launch) -> None:
+    """In a pair out of three ranks, root 1 of the group is rank 2 of the world."""
+    collectives = ("broadcast", "reduce", "gather", "scatter", "send_recv", "all_gather")
+    run, calls = launch(gpus=3, ranks=3, groups=("pair:0-2",), root=1, timings=("isolated",), collectives=collectives)
+    check_points(run, "timed by the host's clock")
+    for mine in (calls[0], calls[2]):
+        assert {call["root"] for call in mine if "root" in call} == {2}
+        last = [call for call in mine if call["call"] == "batch_isend_irecv"][-1]
+        assert set(last["peers"]) == ({2} if mine is calls[0] else {0})
+    assert not [call for call in calls[1] if call["call"] == "upload"]
+
+
+def test_the_version_and_settings_are_kept(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("NCCL_SECRET_KEY", "hidden")
+    run, _ = launch(gpus=RANKS, collectives=("all_reduce",), timings=("isolated",))
+    (settings,) = (point["backend_settings"] for point in run.points)
+    assert settings == {"device": "Double 9000", "NCCL_ALGO": "Ring", "NCCL_SECRET_KEY": "(redacted)"}
+    manifest = json.loads((run.directory / "launches/0/manifest.json").read_text())
+    assert re.match(r"NCCL \d+\.\d+\.\d+, torch ", manifest["backends"]["nccl"]["version"])
+    assert commbench.load(run.directory)["backend_settings"].iloc[0] == settings

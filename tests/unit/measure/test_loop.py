@@ -1,0 +1,340 @@
+"""The measuring loop, with ranks as threads and a library that really moves the data, or does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from commbench.measure.data import Pattern
+from commbench.measure.loop import Measured, Settings, measure
+from commbench.measure.operation import Operation
+from commbench.measure.stopping import MIN_ROUNDS, StoppingRule
+from commbench.stats.summary import relative_half_width
+
+ELEMENTS = 60
+RULE = StoppingRule(precision=1e-9, limit_s=5.0, limit_name="max_time", iterations=40)
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What came of a case, and every operation that ran within a timed window: (rank, set) in order, by round."""
+
+    found: Measured
+    others: list[Any]
+    calls: dict[int, list[tuple[int, int]]]
+    expected: list[tuple[float, str]]
+
+    def inside(self, rank: int) -> int:
+        return len(self.calls[rank])
+
+
+@dataclass
+class Bench:
+    """Runs ``measure`` on every rank of a world whose groups each have a library of their own."""
+
+    as_ranks: Callable[..., list[Any]]
+    library: Any
+    calls: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def run(
+        self, name: str = "all_reduce", *, world: int = 2, groups: tuple[tuple[int, ...], ...] | None = None,
+        sets: int = 4, streamed: bool = False, rule: StoppingRule = RULE, pattern: type[Pattern] = Pattern,
+        options: Callable[[int], dict[str, Any]] = lambda group: {}, barrier: bool = False, common: bool = True,
+    ) -> Seen:  # fmt: skip
+        groups = groups or (tuple(range(world)),)
+        libraries = [self.library(name, members, ELEMENTS, **options(at)) for at, members in enumerate(groups)]
+        self.calls = calls = {rank: [] for rank in range(world)}
+        expected: list[tuple[float, str]] = []
+        doors = threading.Barrier(world, timeout=20)
+
+        def act(control: Any) -> Measured | None:
+            rank = control.rank
+            mine = next((one for one in libraries if rank in one.members), None)
+            operations, data = [], None
+            if mine is not None:
+                data = mine.pattern(rank, pattern)
+                operations = [
+                    _noted(mine.operation(rank, data, index), index, control, calls[rank]) for index in range(sets)
+                ]
+            settings = Settings(
+                streamed=streamed, rule=rule, deadline_s=30.0, common_clock=common, spin=False,
+                barrier=_door(doors) if barrier else None,
+            )  # fmt: skip
+            found = measure(operations, data, control, settings, groups, "the case")
+            expected.extend(control.expected if rank == 0 else [])
+            return found
+
+        found, *others = self.as_ranks(world, act)
+        return Seen(found=found, others=others, calls=calls, expected=expected)
+
+
+def _noted(operation: Operation, index: int, control: Any, calls: list[tuple[int, int]]) -> Operation:
+    def run() -> None:
+        phase, first = control.where
+        if phase == "inside":
+            calls.append((first, index))
+        operation.run()
+
+    return replace(operation, run=run, enqueue=run)
+
+
+def _door(doors: threading.Barrier) -> Operation:
+    nothing = np.empty(0, dtype=np.uint8)
+    return Operation(run=doors.wait, enqueue=doors.wait, input=nothing, output=nothing)
+
+
+@pytest.fixture
+def bench(as_ranks: Callable[..., list[Any]], library: Any) -> Bench:
+    return Bench(as_ranks, library)
+
+
+# -- counts and times ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather"])
+def test_a_fixed_number_of_isolated_iterations(bench: Bench, name: str) -> None:
+    seen = bench.run(name, world=3, sets=4)
+    found = seen.found
+    assert seen.others == [None, None]
+    assert found.stop == "iterations"
+    assert found.stamps.shape == (3, 40, 2)
+    assert [seen.inside(rank) for rank in range(3)] == [40, 40, 40]
+    assert len(found.iterations.time) == len(found.kept) == 40
+    assert found.summary.count == found.kept.sum() >= 20
+    assert (found.wrong, found.verified, found.batch, found.start) == (0, 40, 1, "clock")
+    assert {doing for _, doing in seen.expected} == {"warming up the case", "measuring the case"}
+
+
+def test_an_isolated_time_is_from_the_last_start_to_the_last_end(bench: Bench) -> None:
+    found = bench.run(sets=8).found
+    starts, ends = found.stamps[:, :, 0], found.stamps[:, :, 1]
+    times = (ends.max(axis=0) - starts.max(axis=0)) / 1e9
+    np.testing.assert_allclose(found.iterations.time, times)
+    np.testing.assert_allclose(found.summary.median, np.median(times[found.kept]))
+    assert (starts[:, 1:] >= ends[:, :-1]).all()  # one iteration at a time
+
+
+def test_iterations_start_together(bench: Bench) -> None:
+    """A rank that is slow to finish does not make the next iteration late: the room between starts grows."""
+    slow = {"after": lambda place, index, out: time.sleep(1e-3 * place)}
+    found = bench.run(sets=4, options=lambda group: slow, rule=replace(RULE, iterations=100)).found
+    skew = np.abs(found.stamps[0, :, 0] - found.stamps[1, :, 0])
+    assert np.median(skew[50:]) < 0.5e6
+
+
+def test_a_streamed_time_is_the_longest_rank_by_the_batch(bench: Bench) -> None:
+    slow = {"after": lambda place, index, out: time.sleep(2e-4 * place)}
+    seen = bench.run(streamed=True, options=lambda group: slow)
+    found = seen.found
+    # 40 operations in batches of a tenth.
+    assert (found.batch, found.stop) == (4, "iterations")
+    assert found.stamps.shape == (2, 10, 2)
+    assert (seen.inside(0), seen.inside(1)) == (40, 40)
+    durations = (found.stamps[:, :, 1] - found.stamps[:, :, 0]) / 1e9
+    np.testing.assert_allclose(found.iterations.time, durations.max(axis=0))
+    np.testing.assert_allclose(found.summary.median, np.median(durations.max(axis=0)) / 4)
+    assert found.summary.median >= 2e-4
+    assert found.kept.all()
+    assert found.iterations.skew.tolist() == [0.0] * 10
+
+
+@pytest.mark.parametrize(("iterations", "batch", "rounds"), [(1, 2, 1), (25, 2, 13), (7, 2, 4), (60, 6, 10)])
+def test_streamed_batches_make_up_the_number(bench: Bench, iterations: int, batch: int, rounds: int) -> None:
+    seen = bench.run(streamed=True, rule=replace(RULE, iterations=iterations))
+    assert (seen.found.batch, seen.found.stamps.shape[1]) == (batch, rounds)
+    assert seen.inside(0) == batch * rounds >= iterations
+
+
+def test_without_a_common_clock_the_barrier_starts_and_durations_count(bench: Bench) -> None:
+    found = bench.run(barrier=True, common=False).found
+    assert found.start == "barrier"
+    durations = (found.stamps[:, :, 1] - found.stamps[:, :, 0]) / 1e9
+    np.testing.assert_allclose(found.iterations.time, durations.max(axis=0))
+    assert found.kept.all()
+
+
+# -- when to stop ----------------------------------------------------------------------------------
+
+
+def test_the_precision_that_is_claimed_is_that_of_the_result(bench: Bench) -> None:
+    rule = StoppingRule(precision=0.3, limit_s=20.0, limit_name="max_time")
+    slow = {"after": lambda place, index, out: time.sleep(5e-4)}
+    found = bench.run(rule=rule, options=lambda group: slow).found
+    assert found.stop == "precision"
+    assert relative_half_width(found.summary) <= 0.3
+    assert found.stamps.shape[1] >= MIN_ROUNDS
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_limit_ends_a_case_that_does_not_settle(bench: Bench, streamed: bool) -> None:
+    rule = StoppingRule(precision=1e-9, limit_s=0.2, limit_name="budget")
+    began = time.monotonic()
+    found = bench.run(rule=rule, streamed=streamed).found
+    assert found.stop == "budget"
+    assert 0.2 <= time.monotonic() - began < 5
+    assert found.summary.count >= 5
+
+
+def test_no_time_left_still_gives_a_measurement(bench: Bench) -> None:
+    slow = {"after": lambda place, index, out: time.sleep(0.03)}
+    rule = StoppingRule(precision=0.02, limit_s=0.0, limit_name="budget")
+    for streamed in (False, True):
+        found = bench.run(rule=rule, streamed=streamed, options=lambda group: slow).found
+        assert found.stop == "budget"
+        assert found.summary.count >= 1
+        assert found.verified >= 1
+
+
+# -- wrong data ------------------------------------------------------------------------------------
+
+
+def test_one_flipped_element_of_one_iteration_is_one_wrong_element(bench: Bench) -> None:
+    def flip(place: int, index: int, out: np.ndarray) -> None:
+        if place == 1 and len(bench.calls[1]) == 25:
+            out[17] += 1
+
+    found = bench.run(options=lambda group: {"after": flip}).found
+    assert (found.wrong, found.stop) == (1, "wrong")
+    assert 25 <= found.stamps.shape[1] <= 28  # the round of four in which it happened is the last
+
+
+@pytest.mark.parametrize(("streamed", "checked"), [(False, 4), (True, 1)])
+def test_a_library_that_does_nothing(bench: Bench, streamed: bool, checked: int) -> None:
+    found = bench.run(streamed=streamed, options=lambda group: {"does": False}).found
+    # Every element of every output that was checked, on both ranks.
+    assert (found.stop, found.verified) == ("wrong", checked)
+    assert found.wrong == 2 * ELEMENTS * checked
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_swapped_blocks(bench: Bench, streamed: bool) -> None:
+    def swap(place: int, index: int, out: np.ndarray) -> None:
+        if place == 0:
+            out[: ELEMENTS // 2], out[ELEMENTS // 2 :] = out[ELEMENTS // 2 :].copy(), out[: ELEMENTS // 2].copy()
+
+    found = bench.run("all_gather", streamed=streamed, options=lambda group: {"after": swap}).found
+    assert found.stop == "wrong"
+    assert found.wrong > 0.9 * ELEMENTS * found.verified
+
+
+def test_yesterdays_output_does_not_pass_for_todays(bench: Bench) -> None:
+    """Right in the first round, nothing after it: the buffers then still hold right answers of another iteration."""
+    done = [0, 0]
+    stale: list[bool] = []
+
+    def forget(place: int, index: int, out: np.ndarray) -> None:
+        kept = answers.setdefault((place, index), out.copy())
+        done[place] += 1
+        if done[place] > 100:
+            out[:] = kept
+            stale.append(True)
+
+    answers: dict[tuple[int, int], np.ndarray] = {}
+    found = bench.run(options=lambda group: {"after": forget}, rule=replace(RULE, iterations=3000)).found
+    assert stale
+    assert found.stop == "wrong"
+    assert found.wrong > ELEMENTS
+
+
+class SlowCheck(Pattern):
+    """A check that takes far longer than the operation."""
+
+    looked: list[int]
+
+    def wrong(self, output: Any, iteration: int) -> int:
+        time.sleep(5e-3)
+        type(self).looked.append(iteration)
+        return super().wrong(output, iteration)
+
+
+def test_checks_are_sampled_where_they_cost_more_than_timing(bench: Bench) -> None:
+    SlowCheck.looked = []
+    found = bench.run(sets=8, pattern=SlowCheck, rule=replace(RULE, iterations=160)).found
+    assert (found.stop, found.wrong) == ("iterations", 0)
+    assert 1 <= found.verified < 160
+    assert len(SlowCheck.looked) == 2 * found.verified
+    assert len({iteration % 8 for iteration in SlowCheck.looked[16:]}) > 1  # no set is left out for ever
+
+
+def test_a_flaw_is_found_though_checks_are_sampled(bench: Bench) -> None:
+    SlowCheck.looked = []
+
+    def err(place: int, index: int, out: np.ndarray) -> None:
+        if index == 5:  # always in the same one of eight sets
+            out[0] += 1
+
+    found = bench.run(
+        sets=8,
+        streamed=True,
+        pattern=SlowCheck,
+        options=lambda group: {"after": err},
+        rule=replace(RULE, iterations=800),
+    ).found
+    assert found.stop == "wrong"
+
+
+# -- buffers ---------------------------------------------------------------------------------------
+
+
+def test_an_operation_that_overwrites_its_input_uses_a_set_once_in_a_batch(bench: Bench) -> None:
+    seen = bench.run(
+        sets=4, streamed=True, options=lambda group: {"in_place": True}, rule=replace(RULE, iterations=120)
+    )
+    # A tenth of 120 would be 12 a batch: there are four sets.
+    assert (seen.found.batch, seen.found.wrong) == (4, 0)
+    batches: dict[int, list[int]] = defaultdict(list)
+    for first, index in seen.calls[0]:
+        batches[first].append(index)
+    assert len(batches) == 30
+    assert all(sorted(used) == [0, 1, 2, 3] for used in batches.values())
+
+
+def test_in_place_isolated_iterations_have_fresh_inputs(bench: Bench) -> None:
+    found = bench.run(sets=3, options=lambda group: {"in_place": True}).found
+    assert (found.stop, found.wrong, found.verified) == ("iterations", 0, 40)
+
+
+def test_a_set_is_used_once_in_a_round(bench: Bench) -> None:
+    seen = bench.run(sets=4)
+    firsts = [first for first, _ in seen.calls[0]]
+    assert len(set(firsts)) == len(firsts) == 40  # the heartbeat names every iteration
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_groups_run_at_once_and_the_slowest_is_reported(bench: Bench, streamed: bool) -> None:
+    def options(group: int) -> dict[str, Any]:
+        return {"after": lambda place, index, out: time.sleep(4e-3 if group == 1 else 1e-3)}
+
+    found = bench.run(world=4, groups=((0, 1), (3, 2)), options=options, streamed=streamed).found
+    assert (found.wrong, found.iterations.group.tolist().count(1)) == (0, len(found.iterations.group))
+    assert found.summary.median >= 4e-3
+    assert set(found.iterations.last_rank.tolist()) <= {2, 3}
+    assert (found.stamps[:, :, 1] > 0).all()
+    # At once: the groups' windows overlap.
+    assert (found.stamps[0, :, 1] > found.stamps[3, :, 0]).mean() > 0.5
+
+
+@pytest.mark.parametrize("barrier", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_ranks_outside_all_groups_keep_step(bench: Bench, streamed: bool, barrier: bool) -> None:
+    """Rank 0 decides for a group that it is not in: the data are checked all the same."""
+    seen = bench.run("all_gather", world=4, groups=((1, 3),), streamed=streamed, barrier=barrier, common=not barrier)
+    found = seen.found
+    assert found.stop == "iterations"
+    assert [seen.inside(rank) for rank in range(4)] == [0, 40, 0, 40]
+    assert found.wrong == 0
+    assert found.verified == 40 if not streamed else found.verified >= 1
+    assert set(found.iterations.last_rank.tolist()) <= {1, 3}
+    assert not found.stamps[[0, 2]].any()
+    wrong = bench.run("all_gather", world=3, groups=((1, 2),), options=lambda group: {"does": False}).found
+    assert wrong.stop == "wrong"
