@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from commbench.cases import Case, Layout, Sweep, group_members
@@ -86,9 +87,9 @@ def work(client: Client, place: Place) -> int:
     plan = client.welcome()
     try:
         _Worker(client, place, plan).run()
-    except Exception as error:
-        if os.environ.get("COMMBENCH_TRACEBACK"):
-            raise
+    except Exception as error:  # noqa: BLE001  whatever a library may raise ends this run in order
+        if os.environ.get("COMMBENCH_DEBUG"):
+            traceback.print_exc()
         client.fail(_one_line(error))
     part()
     client.finish()

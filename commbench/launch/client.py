@@ -179,7 +179,7 @@ class Client:
             return
         if kind == "where":
             self._send({"type": "here", "beat": self._heartbeat.read().to_dict()})
-            if os.environ.get("COMMBENCH_STACKS"):
+            if os.environ.get("COMMBENCH_DEBUG"):
                 faulthandler.dump_traceback(file=sys.stderr)
             return
         self._frames.put((header, blob))

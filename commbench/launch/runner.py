@@ -178,6 +178,8 @@ def _launch(
             hub.close()
             if outcome.code == 0:
                 children.wait(20.0)
+            elif os.environ.get("COMMBENCH_DEBUG"):
+                sys.stderr.write(children.all_words())
         finally:
             children.end()
     return outcome

@@ -111,6 +111,15 @@ class Children:
         lines = [line for line in lines if line and not set(line) <= set("-=*~ ")]
         return lines[-1][:300] if lines else ""
 
+    def all_words(self) -> str:
+        """All that the children wrote, each line behind its rank."""
+        lines = []
+        for rank, file in self.errors.items():
+            file.seek(0)
+            who = "launcher" if rank is None else f"rank {rank}"
+            lines += [f"{who}: {line}\n" for line in file.read().decode(errors="replace").splitlines()]
+        return "".join(lines)
+
     def watch(self, rank_pids: Sequence[int]) -> None:
         """Remember ranks that are somebody else's children (mpirun's), that none is left behind."""
         self.pids = [(pid, _start_time(pid)) for pid in rank_pids]
