@@ -176,7 +176,7 @@ class Case:
 class Sweep:
     """What to measure and how, as every rank needs to know it. Times in seconds.
 
-    ``budget_s`` None means a third of a second a case. ``iterations`` fixes the count and turns the stopping rule off.
+    ``budget_s`` None means 0.3 s a case. ``iterations`` fixes the count and turns the stopping rule off.
     """
 
     backends: tuple[str, ...] = ("gloo", "mpi")

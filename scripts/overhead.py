@@ -32,13 +32,13 @@ def start() -> int:
 
 
 def compare() -> None:
+    import numpy as np
+
     from commbench.backends.base import Context
     from commbench.backends.mpi import MPI, Mpi
     from commbench.cases import Layout, Sweep
     from commbench.measure.data import Pattern
     from commbench.measure.timed import Start, run_streamed
-
-    import numpy as np
 
     comm = MPI.COMM_WORLD
     backend = Mpi()
@@ -51,7 +51,7 @@ def compare() -> None:
             address="127.0.0.1",
             interface="lo",
             share=lambda value: value,
-        )  # fmt: skip
+        )
     )
     sweep = Sweep(backends=("mpi",), collectives=("all_reduce",), sizes=SIZES, timings=("streamed",))
     begin = Start(beat=lambda phase, iteration: None, base_ns=0)

@@ -49,7 +49,7 @@ def run(
     timing: Annotated[str | None, _option("isolated, streamed. Default: both.")] = None,
     precision: Annotated[str | None, _option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
     max_time: Annotated[str | None, _option("Longest time a case may take. Default: 5s.")] = None,
-    budget: Annotated[str | None, _option("Time for the whole sweep. Default: auto, a third of a second a case.")] = None,
+    budget: Annotated[str | None, _option("Time for the whole sweep. Default: auto, 0.3 s a case.")] = None,
     ranks: Annotated[str | None, _option("Local processes to start where there is no launcher. Default: 2.")] = None,
     nodes: Annotated[str | None, _option("Hosts that the launcher is expected to use; others end the run.")] = None,
     launches: Annotated[str | None, _option("Fresh sets of processes. Default: 1.")] = None,

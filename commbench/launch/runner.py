@@ -38,7 +38,7 @@ from commbench.provenance.git import collect_git
 from commbench.records import END, MANIFEST
 from commbench.store.writer import StoreError, create_run, reserve, utc_now, write_json
 
-SECONDS_A_CASE = 1 / 3
+SECONDS_A_CASE = 0.3
 
 
 class NotRunnable(ValueError):

@@ -93,7 +93,8 @@ def _set_models(point: Point, case: Case, setting: Setting) -> None:
         case.collective, case.bytes, tuple(host_of[rank] for rank in group), setting.links, timing=case.timing,
         root=case.root, itemsize=case.itemsize,
     )  # fmt: skip
-    point.ring_s, point.tree_s, point.bound_s = found.ring_s, found.tree_s, found.bound_s
+    # A bound of zero (streamed, without data) bounds nothing.
+    point.ring_s, point.tree_s, point.bound_s = found.ring_s, found.tree_s, found.bound_s or None
     point.predictions = dict(found.times)
     factor = case.bytes * case.spec.bus_factor(case.ranks)
     point.ring_busbw_Bps = factor / found.ring_s if found.ring_s and factor else None

@@ -113,10 +113,9 @@ def test_a_launcher_that_is_not_the_one_of_this_mpi(rank: int, code: int, begin:
         **{f"OMPI_COMM_WORLD_{name}": value for name, value in place.items()},
     )  # fmt: skip
     assert found == code
-    assert said(errors) == [
-        f"{begin}MPI says rank 0 of 1 where openmpi says rank {rank} of 2: "
-        "start with the mpirun that belongs to mpi4py's MPI (Open MPI)"
-    ]
+    (line,) = said(errors)
+    assert line.startswith(f"{begin}MPI says rank 0 of 1 where openmpi says rank {rank} of 2: ")
+    assert line.endswith("start with the mpirun that belongs to mpi4py's MPI (Open MPI)")
 
 
 def test_a_mistake_on_the_command_line_is_said_once(tmp_path: Path) -> None:

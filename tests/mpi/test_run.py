@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -46,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[pd.DataFrame, Path,
     """All ten collectives on both libraries, in two launches."""
     return run(
         tmp_path_factory.mktemp("whole"), "--backend", "gloo,mpi", "--collective", "all", "--sizes", "4K,256K",
-        "--launches", "2", "--budget", "16s", "--label", "the whole",
+        "--launches", "2", "--budget", "8s", "--label", "the whole",
     )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def test_every_collective_is_measured_right_on_both_libraries(whole: tuple[pd.Da
 def test_times_are_ordered_and_rates_follow_from_them(whole: tuple[pd.DataFrame, Path, str]) -> None:
     frame = whole[0]
     order = ["min", "p05", "p25", "p75", "p95", "p99", "max"]
-    for low, high in zip(order, order[1:], strict=False):
+    for low, high in itertools.pairwise(order):
         assert (frame[f"time_{low}_s"] <= frame[f"time_{high}_s"] * (1 + 1e-12)).all()
     assert frame["time_s"].between(frame["time_lo_s"], frame["time_hi_s"]).all()
     assert frame["time_s"].between(frame["time_min_s"], frame["time_max_s"]).all()
@@ -89,6 +90,9 @@ def test_times_are_ordered_and_rates_follow_from_them(whole: tuple[pd.DataFrame,
 
 def test_every_number_stands_beside_what_it_should_be(whole: tuple[pd.DataFrame, Path, str]) -> None:
     frame = whole[0]
+    bounded = ~((frame["collective"] == "barrier") & (frame["timing"] == "streamed"))  # no data, and latencies overlap
+    assert frame.loc[~bounded, ["bound_s", "efficiency", "beyond_bound"]].isna().all(axis=None)
+    frame = frame[bounded]
     assert frame["bound_s"].gt(0).all()
     np.testing.assert_allclose(frame["efficiency"], frame["bound_s"] / frame["time_s"])
     assert (frame["beyond_bound"] == (frame["time_s"] < frame["bound_s"])).all()
@@ -99,9 +103,9 @@ def test_every_number_stands_beside_what_it_should_be(whole: tuple[pd.DataFrame,
     named = frame[frame["nearest_model"].notna()]
     assert len(named) > 0
     for point in named.to_dict("records"):
-        off = point["predictions"][point["nearest_model"]] / point["time_s"] - 1
-        assert abs(point["nearest_error"]) <= 0.3
+        off = point["time_s"] / point["predictions"][point["nearest_model"]] - 1
         assert abs(off) == pytest.approx(abs(point["nearest_error"]), rel=1e-6)
+        assert abs(off) <= 0.3
     assert frame.groupby(["backend", "launch"])["calibration_id"].nunique().eq(1).all()
 
 
@@ -182,9 +186,9 @@ def test_no_type_and_no_op_is_left_out_in_silence(tmp_path: Path) -> None:
     assert frame.loc[frame["status"] == "skipped", "reason"].str.len().gt(10).all()
     ok = frame[frame["status"] == "ok"]
     assert ok["wrong"].eq(0).all()
-    # Whatever moves data moves every type; the everyday types are reduced by both libraries.
-    moved = frame[frame["collective"] == "all_gather"]
-    assert moved["status"].eq("ok").all(), moved[["backend", "dtype", "reason"]]
+    # MPI moves bytes of any type; both reduce the everyday ones.
+    moved = frame[(frame["collective"] == "all_gather") & (frame["backend"] == "mpi")]
+    assert moved["status"].eq("ok").all(), moved[["dtype", "reason"]]
     everyday = {
         (dtype, op) for dtype in ("float32", "float64", "int32", "int64") for op in ("sum", "prod", "min", "max")
     }
