@@ -121,8 +121,7 @@ def check_runnable(sweep: Sweep, *, starts_ranks: bool) -> None:
 
 
 def run_local(
-    sweep: Sweep, *, ranks: int, launches: int, out: Path, on_event: Callable[[dict[str, Any]], None],
-    ready: Callable[[Run], None] = lambda run: None,
+    sweep: Sweep, *, ranks: int, launches: int, out: Path, on_event: Callable[[dict[str, Any]], None]
 ) -> Run:  # fmt: skip
     """Start ``ranks`` processes on this host for every launch and kind of backend, one set after the other."""
     layout = Layout(hosts=(socket.gethostname(),) * ranks)
@@ -131,7 +130,8 @@ def run_local(
     run = Run(sweep=sweep, directory=create_run(out), on_event=on_event)
     sets = _process_sets(cases)
     run.begin(layout, "commbench", launches * len(sets), launches * len(cases))
-    ready(run)
+    # Until a launch says otherwise: an error of our own, or a second Ctrl-C, must not pass for a good end.
+    run.outcome = Outcome.failed("commbench itself stopped")
     try:
         for index in range(launches * len(sets)):
             mine = sets[index % len(sets)]

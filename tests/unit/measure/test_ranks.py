@@ -45,7 +45,7 @@ def test_groups_run_at_once_and_the_slowest_counts() -> None:
     # Group (0, 3) takes 10 and 30 us, group (2, 1) takes 12 and 5 us; rank 4 is in none and has zeros.
     found = combine(
         stamps(
-            [(100, 110), (200, 230)], [(100, 108), (200, 205)], [(101, 113), (200, 204)], [(99, 109), (190, 220)],
+            [(100, 110), (200, 230)], [(100, 108), (200, 205)], [(101, 113), (200, 204)], [(100, 109), (190, 220)],
             [(0, 0), (0, 0)],
         ),
         ((0, 3), (2, 1)), common_clock=True,
