@@ -40,11 +40,12 @@ class _Bench:
         """Seconds a call takes on each rank that acts (0 elsewhere): the least of the medians of WINDOWS windows, which
         together take about STEP_S. A link is no faster than it is, but a busy machine makes it look slower."""
         self.control.expect(self.deadline_s, f"calibrating: {doing}")
-        self._median(act, 1)  # connections are made and buffers registered by the first
-        once = self._median(act, 1)
-        calls = self.control.agree(once, lambda all_: _calls(max(*all_, 1e-7)))
-        # On a slow link one call takes longer than all that is meant to be spent here, and says enough.
-        best = min(self._median(act, calls) for _ in range(WINDOWS)) if calls else once
+        best = self._median(act, 1)
+        # On a slow link one call takes longer than all that is meant to be spent here, and says enough. On a fast one
+        # the first call made connections and registered buffers: the second tells how many fit.
+        if self.control.agree(best, max) <= STEP_S:
+            calls = self.control.agree(self._median(act, 1), lambda all_: _calls(max(*all_, 1e-7)))
+            best = min(self._median(act, calls) for _ in range(WINDOWS))
         gathered = self.control.gather(best)
         return [value for value, _ in gathered] if gathered else []
 
@@ -140,8 +141,8 @@ def calibrate(make: Callable[[int], PointToPoint], control: Control, layout: Lay
 
 
 def _calls(once_s: float) -> int:
-    """Calls a window for a call of ``once_s`` seconds: 0 where a single one fills the whole step."""
-    return 0 if once_s > STEP_S else max(1, min(2000, int(STEP_S / WINDOWS / once_s)))
+    """Calls a window for calls of ``once_s`` seconds."""
+    return max(1, min(2000, int(STEP_S / WINDOWS / once_s)))
 
 
 def _link(bench: _Bench, pair: tuple[int, int]) -> Link:
