@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from commbench.measure.point import Setting
     from commbench.measure.prepare import Prepared
 
+# A step of the calibration may be one long message over a slow link, whatever deadline the cases have.
+CALIBRATION_S = 30.0
+
 
 def main() -> int:
     """Entry of ranks that commbench started itself: the hub's address and token are in the environment."""
@@ -214,7 +217,7 @@ class _Worker:
         def messages(size: int) -> PointToPoint:
             return backend.point_to_point(size, buffer_sets(2 * size, self.sweep.cache))
 
-        links = calibrate(messages, self.client, self.layout, self.sweep.deadline_s)
+        links = calibrate(messages, self.client, self.layout, max(CALIBRATION_S, self.sweep.deadline_s))
         if self.writer is not None:
             known = {"version": backend.version(), "settings": backend.settings(), "links": links and links.to_dict()}
             self.plan.setdefault("backends", {})[name] = known

@@ -53,6 +53,7 @@ class Run:
     directory: Path
     on_event: Callable[[dict[str, Any]], None]
     points: list[dict[str, Any]] = field(default_factory=list)
+    # Until a launch says otherwise: an error of our own, or a second Ctrl-C, must not pass for a good end.
     outcome: Outcome = field(default_factory=lambda: Outcome.failed("commbench itself failed"))
 
     def hear(self, event: dict[str, Any]) -> None:
@@ -130,8 +131,6 @@ def run_local(
     run = Run(sweep=sweep, directory=create_run(out), on_event=on_event)
     sets = _process_sets(cases)
     run.begin(layout, "commbench", launches * len(sets), launches * len(cases))
-    # Until a launch says otherwise: an error of our own, or a second Ctrl-C, must not pass for a good end.
-    run.outcome = Outcome.failed("commbench itself stopped")
     try:
         for index in range(launches * len(sets)):
             mine = sets[index % len(sets)]

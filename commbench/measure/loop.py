@@ -120,7 +120,7 @@ def measure(
     estimate_s = _warm_up(rank, doing)
     sets = control.agree(len(operations) or None, lambda counts: min(c for c in counts if c))
     repeatable = control.agree(all(operation.repeatable for operation in operations), all)
-    checkable = control.agree(pattern is not None, any)
+    checkable = control.agree(pattern is not None and pattern.output_elements > 0, any)
     head = _Head(
         settings=settings, groups=groups, sets=sets, repeatable=repeatable, estimate_s=estimate_s,
         checkable=checkable,
