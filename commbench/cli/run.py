@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,14 +50,14 @@ def run(
     timing: Annotated[str | None, _option("isolated, streamed. Default: both.")] = None,
     precision: Annotated[str | None, _option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
     max_time: Annotated[str | None, _option("Longest time a case may take. Default: 5s.")] = None,
-    budget: Annotated[str | None, _option("Time for the whole sweep. Default: auto, 0.3 s a case.")] = None,
+    budget: Annotated[str | None, _option("Measuring time that the sweep aims at; each case takes a little at least. Default: auto, 0.3 s a case.")] = None,
     ranks: Annotated[str | None, _option("Local processes to start where there is no launcher. Default: 2.")] = None,
     nodes: Annotated[str | None, _option("Hosts that the launcher is expected to use; others end the run.")] = None,
     launches: Annotated[str | None, _option("Fresh sets of processes. Default: 1.")] = None,
     cache: Annotated[str | None, _option("rotate buffers, or keep one set warm. Default: rotate.")] = None,
     iters: Annotated[str | None, _option("A fixed number of iterations instead of --precision.")] = None,
     soak: Annotated[str | None, _option("Soak: repeat the sweep for this long, such as 2h.", "--for")] = None,
-    deadline: Annotated[str | None, _option("How long a rank may be silent before it is named. Default: 30s.")] = None,
+    deadline: Annotated[str | None, _option("How long a rank may be silent before it is named, or 100 times what a round should take. Default: 30s.")] = None,
     seed: Annotated[str | None, _option("Seed of the data. Default: random, and stored.")] = None,
     out: Annotated[str | None, _option("Directory that results go to. Default: results.")] = None,
     label: Annotated[str | None, _option("A name for this run, stored with every point.")] = None,
@@ -82,7 +83,7 @@ def run(
         _check_world(options, place)
         if dry_run:
             return _list_cases(options, sweep, place)
-        check_runnable(sweep, starts_ranks=place is None)
+        check_runnable(sweep, local_ranks=None if place else _ranks(options, None))
         return _here(options, sweep) if place is None else _as_head(options, sweep, place)
     except (LaunchError, NotRunnable, StoreError) as error:
         raise UsageError(str(error)) from None
@@ -179,6 +180,10 @@ def _report(run: Run) -> int:
     wrong = sum(1 for point in run.points if point["status"] == "wrong")
     if wrong:
         print(f"commbench: {wrong} points have wrong data: no bandwidth is given for them", file=sys.stderr)
-    print(f"results: {run.directory}")
-    print(f"next:    commbench show {run.directory} --plot {run.directory / 'busbw.png'}")
+    directory = shlex.quote(str(run.directory))
+    print(f"results: {directory}")
+    if any(point["busbw_Bps"] for point in run.points):
+        print(f"next:    commbench show {directory} --plot {shlex.quote(str(run.directory / 'busbw.png'))}")
+    elif not any(point["time_s"] for point in run.points):
+        print("nothing was measured: every case was skipped, or none was reached")
     return run.exit_code

@@ -59,7 +59,8 @@ class Hub:
     ``make_plan`` gets every rank's hello, in rank order, and returns what all ranks are told (with ``titles``, the
     cases' names); it raises WorldError when the world is not what it should be. ``watch`` returns the children that
     have ended, ``beats`` the heartbeats that can be read without asking; ``home`` is the host of children that end
-    before they have said where they are.
+    before they have said where they are; ``patient`` is true where no launcher can kill this process while it waits
+    for what the launcher of the ranks says of a rank that never arrived.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Hub:
         watch: Callable[[], Sequence[Exit]] = lambda: (),
         beats: Callable[[], dict[int, Beat]] = dict,
         startup_s: float = DEFAULT_S,
-        home: str = "an unknown host",
+        home: str = "an unknown host", patient: bool = False,
     ) -> None:  # fmt: skip
         self._listener = listener
         self._token = token
@@ -89,11 +90,13 @@ class Hub:
         self._asked_at: float | None = None
         self._fault_at: float | None = None
         self._interrupted: str | None = None
+        self._interrupted_at = 0.0
+        self._patient = patient
         self._outcome: Outcome | None = None
 
     def interrupt(self, reason: str) -> None:
         """End the launch from outside (Ctrl-C); takes effect within a tick. Safe from a signal handler."""
-        self._interrupted = reason
+        self._interrupted, self._interrupted_at = reason, time.monotonic()
 
     def run(self) -> Outcome:
         """Serve until every rank has said goodbye or something has gone wrong; then the ranks wait for ``close``."""
@@ -268,12 +271,12 @@ class Hub:
                 self._fault()
         if self._outcome is not None:
             return
-        if self._interrupted is not None and not self._evidence.lost:
+        if self._interrupted is not None and not self._evidence.lost and now - self._interrupted_at > SETTLE_LOST_S:
             self._finish(Outcome.interrupted(self._interrupted, self._evidence, self._beats()))
         elif self._evidence.all_left():
             self._finish(Outcome.ok())
         elif self._fault_at is not None:
-            hurry = self._evidence.lost or self._evidence.terminated
+            hurry = (self._evidence.lost or self._evidence.terminated) and (self._evidence.started or not self._patient)
             if now - self._fault_at > (SETTLE_LOST_S if hurry else SETTLE_S):
                 self._finish(judge_fault(self._evidence, self._beats()))
         elif not self._evidence.started:

@@ -7,13 +7,17 @@ did not answer, then one that lags behind, and a rank that reports an error only
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from commbench.launch.heartbeat import PHASES, Beat
 
 EXIT_FAILED = 3
+# Open MPI's last words on a rank that was killed before it could reach the hub.
+_LAUNCHER_SAYS = re.compile(r"process rank (\d+) .*exited on signal (\d+)")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,6 +79,12 @@ class Evidence:
     def all_left(self) -> bool:
         return len(self.left) == self.world
 
+    def stopped(self) -> tuple[int, ...]:
+        """Ranks on this host that the kernel holds stopped. A rank inside a library that keeps the interpreter to itself
+        cannot answer either: this tells the two apart."""
+        here = [rank for rank, said in self.hellos.items() if said.get("host") == self.home]
+        return tuple(rank for rank in sorted(here) if _state(self.hellos[rank].get("pid")) in ("T", "t"))
+
     def host(self, rank: int) -> str:
         return str(self.hellos.get(rank, {}).get("host", self.home))
 
@@ -119,7 +129,11 @@ def judge_startup(evidence: Evidence, seconds: float) -> Outcome:
 def judge_fault(evidence: Evidence, pages: dict[int, Beat], deadline_s: float | None = None) -> Outcome:
     """One line for a fault that shows in ``evidence``; ``pages`` are heartbeats read without asking."""
     beats = {**evidence.beats, **pages}
-    if evidence.launcher_exit is not None and not evidence.hellos:
+    told = _LAUNCHER_SAYS.search(evidence.launcher_exit[1]) if evidence.launcher_exit else None
+    if told and int(told[1]) not in evidence.lost:
+        evidence.exits.setdefault(int(told[1]), (-int(told[2]), ""))
+        evidence.terminated.discard(int(told[1]))
+    if evidence.launcher_exit is not None and not evidence.hellos and not told:
         code, words = evidence.launcher_exit
         return Outcome.failed(f"the launcher ended with code {code} before any rank arrived: {words or 'no message'}")
     killed = [rank for rank, (code, _) in evidence.exits.items() if code < 0 and rank not in evidence.terminated]
@@ -129,6 +143,12 @@ def judge_fault(evidence: Evidence, pages: dict[int, Beat], deadline_s: float | 
             return _blame(evidence, beats, rank, _how_it_ended(evidence, rank))
     if deadline_s is not None:
         return _judge_silence(evidence, beats, deadline_s)
+    stopped = evidence.stopped()
+    if stopped:
+        return _blame(evidence, beats, stopped[0], "is stopped (SIGSTOP or a debugger), and its peers gave up")
+    missing = tuple(rank for rank in range(evidence.world) if rank not in evidence.hellos)
+    if missing and not evidence.failed:
+        return Outcome.failed(f"{_name(missing)} on {evidence.home} ended before arriving", ranks=missing)
     if evidence.failed:
         rank = min(evidence.failed, key=lambda r: (_progress(beats.get(r)), r))
         reason, code = evidence.failed[rank]
@@ -139,7 +159,9 @@ def judge_fault(evidence: Evidence, pages: dict[int, Beat], deadline_s: float | 
 
 def _judge_silence(evidence: Evidence, beats: dict[int, Beat], deadline_s: float) -> Outcome:
     silent = tuple(rank for rank in range(evidence.world) if rank not in evidence.answered)
-    if silent:
+    stopped = evidence.stopped()
+    if silent or stopped:
+        silent = stopped or silent
         what = "did not answer (stopped, frozen or unreachable)"
         late = silent
     else:
@@ -190,6 +212,13 @@ def _name(ranks: tuple[int, ...]) -> str:
         return f"rank {ranks[0]}"
     shown = ", ".join(str(rank) for rank in ranks[:16])
     return f"ranks {shown}" + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
+
+
+def _state(pid: Any) -> str:
+    try:
+        return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, TypeError, ValueError, IndexError):
+        return ""
 
 
 def _hosts(evidence: Evidence) -> str:

@@ -30,15 +30,17 @@ from commbench.launch.judge import Outcome
 from commbench.launch.meet import meet
 from commbench.launch.network import LOOPBACK, listen
 from commbench.launch.place import Place
-from commbench.launch.start import child_environment, find_mpirun, start_local, start_mpirun
+from commbench.launch.start import Children, child_environment, find_mpirun, start_local, start_mpirun
 from commbench.launch.startup import startup_s
 from commbench.launch.verify import hello, verify
+from commbench.measure.prepare import host_memory
 from commbench.provenance.env import collect_env
 from commbench.provenance.git import collect_git
 from commbench.records import END, MANIFEST
 from commbench.store.writer import StoreError, create_run, reserve, utc_now, write_json
 
 SECONDS_A_CASE = 0.3
+RANK_BYTES = 150_000_000  # what a rank takes at least once torch is loaded
 
 
 class NotRunnable(ValueError):
@@ -105,16 +107,25 @@ def new_seed() -> int:
     return secrets.randbits(31)
 
 
-def check_runnable(sweep: Sweep, *, starts_ranks: bool) -> None:
-    """Raises NotRunnable where a backend cannot run here, or cannot be started without a launcher."""
+def check_runnable(sweep: Sweep, *, local_ranks: int | None) -> None:
+    """Raises NotRunnable where a backend cannot run here, or cannot be started without a launcher.
+
+    ``local_ranks``: how many this host must hold, None where a launcher holds them.
+    """
+    if local_ranks is not None and local_ranks * RANK_BYTES > host_memory():
+        raise NotRunnable(
+            f"{local_ranks} ranks need about {local_ranks * RANK_BYTES / 1e9:.0f} GB on this host and "
+            f"{host_memory() / 1e9:.0f} GB is available: ask for fewer with --ranks"
+        )
     for name in sweep.backends:
         reason = BACKENDS[name].why_unavailable()
         if reason:
             raise NotRunnable(reason)
-        if starts_ranks and BACKENDS[name].starter == "mpirun" and find_mpirun() is None:
+        if local_ranks is not None and BACKENDS[name].starter == "mpirun" and find_mpirun() is None:
             raise NotRunnable(
                 f"backend {name!r} needs mpirun to start its ranks and there is none beside {sys.executable} or on PATH: "
-                "pip install 'commbench[mpi]', or start commbench under the cluster's mpirun or srun"
+                "pip install 'commbench[mpi]', start commbench under the cluster's mpirun or srun, or ask for "
+                "--backend gloo"
             )
 
 
@@ -157,10 +168,7 @@ def _launch(
     with _pages() as pages:
         oversubscribed = layout.world > len(os.sched_getaffinity(0))
         environment = child_environment(os.environ, hub=listener.getsockname(), token=token, pages=pages)
-        if BACKENDS[cases[0].backend].starter == "mpirun":
-            children = start_mpirun(find_mpirun() or "mpirun", layout.world, environment, oversubscribed=oversubscribed)
-        else:
-            children = start_local(layout.world, environment)
+        children = Children(processes={}, errors={})
 
         def plan(hellos: list[dict[str, Any]]) -> dict[str, Any]:
             children.watch([said["pid"] for said in hellos])
@@ -170,9 +178,16 @@ def _launch(
         hub = Hub(
             listener=listener, world=layout.world, token=token, make_plan=plan, on_event=run.hear,
             watch=children.exits, beats=lambda: read_beats(pages), startup_s=patience_s, home=layout.hosts[0],
+            patient=True,
         )  # fmt: skip
         try:
             with _interruptible(hub):
+                if BACKENDS[cases[0].backend].starter == "mpirun":
+                    start_mpirun(
+                        children, find_mpirun() or "mpirun", layout.world, environment, oversubscribed=oversubscribed
+                    )
+                else:
+                    start_local(children, layout.world, environment)
                 outcome = hub.run()
             hub.close()
             if outcome.code == 0:
@@ -218,7 +233,13 @@ def _pages() -> Iterator[str]:
             file.unlink()
         yield chosen
         return
-    directory = tempfile.mkdtemp(prefix="commbench-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    for left in Path(memory).glob("commbench-*-*"):
+        # A command that was killed with -9 could not tidy up.
+        owner = left.name.split("-")[1]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+    directory = tempfile.mkdtemp(prefix=f"commbench-{os.getpid()}-", dir=memory)
     try:
         yield directory
     finally:
@@ -227,13 +248,15 @@ def _pages() -> Iterator[str]:
 
 @contextmanager
 def _interruptible(hub: Hub) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the launch in order; a second Ctrl-C does what it always did."""
+    """Ctrl-C and the signals that ask a process to end do so in order; a second Ctrl-C does what it always did."""
 
     def ask(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        hub.interrupt("interrupted" if number == signal.SIGINT else "told to end (SIGTERM)")
+        name = signal.Signals(number).name
+        hub.interrupt("interrupted" if number == signal.SIGINT else f"told to end ({name})")
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.signal(number, ask) for number in asking}
     try:
         yield
     finally:
@@ -270,6 +293,7 @@ def run_as_head(
     hub = Hub(
         listener=meeting.listener, world=place.world, token=meeting.token, make_plan=plan, on_event=run.hear,
         beats=lambda: {place.rank: heartbeat.read()}, startup_s=patience,
+        home=socket.gethostname(),
     )  # fmt: skip
 
     def serve() -> None:

@@ -150,29 +150,21 @@ class Children:
             file.close()
 
 
-def start_local(ranks: int, environment: Mapping[str, str]) -> Children:
-    """One worker process a rank."""
-    processes: dict[int | None, subprocess.Popen[bytes]] = {}
-    errors: dict[int | None, IO[bytes]] = {}
-    children = Children(processes=processes, errors=errors)
-    try:
-        for rank in range(ranks):
-            mine = {**environment, "COMMBENCH_RANK": str(rank), "COMMBENCH_WORLD": str(ranks)}
-            _start(children, rank, [sys.executable, *WORKER], mine)
-    except OSError:
-        children.end()
-        raise
-    return children
+def start_local(children: Children, ranks: int, environment: Mapping[str, str]) -> None:
+    """One worker process a rank, added to ``children``."""
+    for rank in range(ranks):
+        mine = {**environment, "COMMBENCH_RANK": str(rank), "COMMBENCH_WORLD": str(ranks)}
+        _start(children, rank, [sys.executable, *WORKER], mine)
 
 
-def start_mpirun(mpirun: str, ranks: int, environment: Mapping[str, str], *, oversubscribed: bool) -> Children:
-    """The workers as ranks of one mpirun on this host."""
+def start_mpirun(
+    children: Children, mpirun: str, ranks: int, environment: Mapping[str, str], *, oversubscribed: bool
+) -> None:
+    """The workers as ranks of one mpirun on this host, added to ``children``."""
     mine = mpirun_environment(environment, oversubscribed=oversubscribed)
     mine.pop("COMMBENCH_PARENT", None)
-    children = Children(processes={}, errors={})
     command = mpirun_command(mpirun, ranks, oversubscribed=oversubscribed)
     _start(children, None, [*command, sys.executable, *WORKER], mine)
-    return children
 
 
 def _start(children: Children, rank: int | None, command: list[str], environment: dict[str, str]) -> None:

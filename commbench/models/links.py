@@ -99,13 +99,14 @@ def _check(constants: dict[str, float]) -> None:
 
 
 def _rising(latency_s: float, table: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    """Sorted by size, seconds raised to the greatest before."""
-    rising: dict[float, float] = {}
-    greatest = 0.0
-    for size, seconds in sorted(table):
-        greatest = max(greatest, seconds)
-        rising[size] = greatest
-    return tuple(rising.items())
+    """Sorted by size, seconds lowered to the least of any larger message: noise only ever adds time, and a smaller
+    message never needs more."""
+    rising: list[tuple[float, float]] = []
+    least = math.inf
+    for size, seconds in sorted(dict(sorted(table)).items(), reverse=True):
+        least = min(least, seconds)
+        rising.append((size, least))
+    return tuple(reversed(rising))
 
 
 def _interpolate(table: tuple[tuple[float, float], ...], size: float, last_slope: float) -> float:
