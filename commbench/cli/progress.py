@@ -45,7 +45,8 @@ class Progress:
             self._bar.refresh()
         else:
             seconds = time.monotonic() - self._began
-            print(f"[{self._done:>{len(str(self._total))}}/{self._total} {seconds:4.0f} s] {line}", file=sys.stderr)
+            count = (self._done - 1) % self._total + 1  # a soak goes through the cases again and again
+            print(f"[{count:>{len(str(self._total))}}/{self._total} {seconds:4.0f} s] {line}", file=sys.stderr)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -61,5 +62,7 @@ def describe(point: dict[str, Any]) -> str:
         return f"{name}: skipped, {point['reason']}"
     if point["status"] != "ok":
         return f"{name}: {point['status']}, {point['wrong'] or 0} wrong elements"
+    if point["pass_index"]:
+        name = f"pass {point['pass_index'] + 1}: {name}"
     rate = f", {format_bandwidth(point['busbw_Bps'])} GB/s bus" if point["busbw_Bps"] else ""
     return f"{name}: {format_time(point['time_s'])}{rate}"

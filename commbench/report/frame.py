@@ -32,7 +32,7 @@ from commbench.records import (
     STATUS_WRONG,
     Point,
 )
-from commbench.stats.summary import LEVEL, OF_ITERATIONS, OF_LAUNCHES, median_ranks
+from commbench.stats.summary import LEVEL, OF_LAUNCHES, OF_PASSES, median_ranks
 
 Source = str | os.PathLike[str]
 
@@ -286,7 +286,7 @@ def _set_intervals(result: pd.DataFrame, times: pd.DataFrame, medians: pd.DataFr
         result.loc[several.index, name] = ordered[first[several.index].to_numpy() + np.array(position, dtype=int) - 1]
     result.loc[several.index, "interval_level"] = [r.level for r in ranks]
     result.loc[several.index, "interval_of"] = np.where(
-        several.index.isin(over_launches), OF_LAUNCHES, OF_ITERATIONS
+        several.index.isin(over_launches), OF_LAUNCHES, OF_PASSES
     ).astype(object)
 
 

@@ -74,9 +74,11 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
     colour. Control characters in what was stored are never written.
     """
     console = console or _console(file)
+    drift = []
     if "launches" not in frame:
         from commbench.report.frame import summarise
 
+        drift = _drift(frame)
         frame = summarise(frame, by=("run_id",))
     rows = sorted(_records(frame, console.encoding), key=_order)
     timed = [row for row in rows if row["time_s"] is not None]
@@ -89,6 +91,27 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
         legend.append(f"left out at {console.width} columns: {', '.join(narrow)}")
     for line in legend:
         _say(console, line, style="dim")
+    if drift:
+        _say(console, "over the passes of the soak:")
+        for line in drift:
+            _say(console, "  " + plain(line, console.encoding))
+
+
+def _drift(frame: pd.DataFrame) -> list[str]:
+    """A line a case of a soak: where its time began, where it ended, and how far it strayed."""
+    timed = frame[frame["time_s"].notna()]
+    lines = []
+    for _, part in timed.groupby(["run_id", "case_id"], sort=False):
+        times = part.groupby("pass_index")["time_s"].median()
+        if len(times) < 2:
+            continue
+        point, first, last = part.iloc[0], float(times.iloc[0]), float(times.iloc[-1])
+        lines.append(
+            f"{point['collective']} {point['backend']} {format_size(int(point['bytes']))} {point['timing']}: "
+            f"{len(times)} passes, first {format_time(first)}, last {format_time(last)} ({last / first - 1:+.1%}), "
+            f"least {format_time(float(times.min()))}, greatest {format_time(float(times.max()))}"
+        )
+    return lines
 
 
 def plain(text: object, encoding: str = "utf-8") -> str:
@@ -381,7 +404,7 @@ def _span(values: Iterable[float]) -> str:
     return f"{ordered[0]:g}" if len(ordered) == 1 else f"{ordered[0]:g} to {ordered[-1]:g}"
 
 
-def _say(console: Console, text: str, *, style: str) -> None:
+def _say(console: Console, text: str, *, style: str | None = None) -> None:
     """A sentence, wrapped with a hanging indent."""
     wrapped = textwrap.wrap(text, console.width, subsequent_indent="  ", break_on_hyphens=False) or [""]
     console.out("\n".join(wrapped), style=style, highlight=False)

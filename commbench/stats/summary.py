@@ -20,6 +20,7 @@ BLOCKS = 10
 EXACT_UP_TO = 1000  # samples up to which coverage is counted in whole numbers
 OF_ITERATIONS = "iterations"
 OF_LAUNCHES = "launches"
+OF_PASSES = "passes"  # of a soak, within one launch
 
 Times = Sequence[float] | npt.NDArray[np.float64]
 FloatArray = npt.NDArray[np.float64]

@@ -25,7 +25,7 @@ TABLED = Link(latency_s=2e-6, seconds_per_byte=1e-9, table=((8, 2e-6), (1000, 4e
         (TABLED, 2000, 8e-6),
         (TABLED, 5000, 20e-6),  # 4 ns a byte, as in the last stretch
         (Link(latency_s=1e-6, seconds_per_byte=1e-9, table=((1000, 3e-6),)), 2000, 4e-6),
-        (Link(latency_s=1e-6, seconds_per_byte=1e-9, table=((1000, 5e-6), (2000, 4e-6))), 2000, 5e-6),  # noise
+        (Link(latency_s=1e-6, seconds_per_byte=1e-9, table=((1000, 5e-6), (2000, 4e-6))), 1000, 4e-6),  # noise
         (Link(latency_s=3e-6, seconds_per_byte=1e-9, table=((8, 1e-6), (9000, 4e-6))), 8, 3e-6),
         (Link(latency_s=1e-6, seconds_per_byte=1e-9, table=((8, 1e-6), (9000, 4e-6))), 9000, 9e-6),
     ],

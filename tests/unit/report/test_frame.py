@@ -214,7 +214,7 @@ def test_passes_of_a_single_launch_give_the_interval_of_their_medians() -> None:
     points = [point(pass_index=i, time_s=float(i + 1), interval_of="iterations") for i in range(10)]
     row = summarise(frame_of(*points)).iloc[0]
     assert (row["time_s"], row["time_lo_s"], row["time_hi_s"]) == (5.5, 2.0, 9.0)
-    assert (row["interval_of"], row["interval_level"], row["launches"]) == ("iterations", 1 - 22 / 1024, 1)
+    assert (row["interval_of"], row["interval_level"], row["launches"]) == ("passes", 1 - 22 / 1024, 1)
 
 
 def test_wrong_failed_and_skipped_stay_with_their_reasons() -> None:

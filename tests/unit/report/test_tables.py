@@ -239,3 +239,12 @@ def test_wide_characters_keep_the_columns_straight() -> None:
 
 def test_an_empty_frame_prints_nothing() -> None:
     assert text_of() == ""
+
+
+def test_a_soak_shows_how_times_moved_over_its_passes() -> None:
+    times = (100e-6, 90e-6, 400e-6, 150e-6)
+    text = text_of(*(point(8, time_s=time, pass_index=index) for index, time in enumerate(times)))
+    assert lines_with(text, "passes,") == [
+        "  all_reduce gloo 8 isolated: 4 passes, first 100 us, last 150 us (+50.0%), least 90.0 us, greatest 400 us"
+    ]
+    assert "of passes at" in text
