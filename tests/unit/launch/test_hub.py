@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,13 +27,15 @@ TITLES = ["case zero", "case one"]
 class FakeRank:
     """A rank that says what the test makes it say."""
 
-    def __init__(self, address: tuple[str, int], rank: int, world: int, token: str = TOKEN) -> None:
+    def __init__(
+        self, address: tuple[str, int], rank: int, world: int, token: str = TOKEN, pid: int | None = None
+    ) -> None:
         self.rank = rank
         self.socket = socket.create_connection(address, timeout=10)
         self.reader = Reader()
         self.reader.trust()
         self.frames: list[tuple[dict[str, Any], bytes]] = []
-        self.send("hello", token=token, rank=rank, world=world, host=f"host{rank}", pid=1000 + rank)
+        self.send("hello", token=token, rank=rank, world=world, host=f"host{rank}", pid=pid or 1000 + rank)
 
     def send(self, type_: str, blob: bytes = b"", **fields: Any) -> None:
         self.socket.sendall(pack({"type": type_, **fields}, blob))
@@ -267,3 +273,31 @@ def test_events_reach_the_head(job: Callable[..., Job]) -> None:
     rank.send("bye")
     one.end()
     assert one.events == [{"type": "event", "kind": "point", "point": {"bytes": 8}}]
+
+
+def test_a_stopped_process_is_told_from_one_that_cannot_answer(job: Callable[..., Job]) -> None:
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        os.kill(victim.pid, signal.SIGSTOP)
+        one = job(2, home="host1")
+        one.ranks = [FakeRank(one.address, 0, 2), FakeRank(one.address, 1, 2, pid=victim.pid)]
+        assert [rank.receive()[0]["type"] for rank in one.ranks] == ["welcome", "welcome"]
+        one.ranks[0].send("failed", reason="timed out waiting for a peer", code=3, beat=beat(0, -1, 0, "starting"))
+        outcome = one.end()
+        assert outcome.ranks == (1,)
+        assert outcome.line.startswith("rank 1 on host1 is stopped (SIGSTOP or a debugger)")
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_a_rank_killed_before_it_arrived_is_named_from_the_launchers_words(job: Callable[..., Job]) -> None:
+    one = job(3, home="here", patient=True)
+    ranks = [FakeRank(one.address, rank, 3) for rank in (0, 2)]
+    for rank in ranks:
+        rank.send("terminated", beat=beat(rank.rank, -1, 0, "starting"))
+    words = "prterun noticed that process rank 1 with PID 4711 on node here exited on signal 9 (Killed)."
+    one.ended = [Exit(rank=None, code=137, words=words)]
+    outcome = one.end()
+    assert outcome.ranks == (1,)
+    assert outcome.line.startswith("rank 1 on here was killed by signal 9 (SIGKILL)")
