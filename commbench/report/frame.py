@@ -247,6 +247,16 @@ def summarise(frame: pd.DataFrame, *, by: Sequence[str] = (), level: float = LEV
     return result
 
 
+def over_passes(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row for each run's case that a soak measured in two passes or more: collective, backend, bytes and timing,
+    then ``passes`` and the ``first_s``, ``last_s``, ``least_s`` and ``greatest_s`` of the passes' median times."""
+    keys = ["run_id", "case_id", "collective", "backend", "bytes", "timing"]
+    timed = frame[frame["time_s"].notna()]
+    times = timed.groupby([*keys, "pass_index"], sort=False)["time_s"].median().groupby(keys, sort=False)
+    found = times.agg(passes="count", first_s="first", last_s="last", least_s="min", greatest_s="max").reset_index()
+    return found[found["passes"] > 1]
+
+
 def _timed(frame: pd.DataFrame, case: pd.Series[Any]) -> pd.Series[Any]:
     """Which points a case's time is made of."""
     has_time = frame["time_s"].notna()

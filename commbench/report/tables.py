@@ -74,11 +74,11 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
     colour. Control characters in what was stored are never written.
     """
     console = console or _console(file)
-    drift = []
+    drift: list[Any] = []
     if "launches" not in frame:
-        from commbench.report.frame import summarise
+        from commbench.report.frame import over_passes, summarise
 
-        drift = _drift(frame)
+        drift = over_passes(frame).to_dict("records")
         frame = summarise(frame, by=("run_id",))
     rows = sorted(_records(frame, console.encoding), key=_order)
     timed = [row for row in rows if row["time_s"] is not None]
@@ -93,25 +93,17 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
         _say(console, line, style="dim")
     if drift:
         _say(console, "over the passes of the soak:")
-        for line in drift:
-            _say(console, "  " + plain(line, console.encoding))
+        for row in drift:
+            _say(console, "  " + plain(_drift_line(row), console.encoding))
 
 
-def _drift(frame: pd.DataFrame) -> list[str]:
-    """A line a case of a soak: where its time began, where it ended, and how far it strayed."""
-    timed = frame[frame["time_s"].notna()]
-    lines = []
-    for _, part in timed.groupby(["run_id", "case_id"], sort=False):
-        times = part.groupby("pass_index")["time_s"].median()
-        if len(times) < 2:
-            continue
-        point, first, last = part.iloc[0], float(times.iloc[0]), float(times.iloc[-1])
-        lines.append(
-            f"{point['collective']} {point['backend']} {format_size(int(point['bytes']))} {point['timing']}: "
-            f"{len(times)} passes, first {format_time(first)}, last {format_time(last)} ({last / first - 1:+.1%}), "
-            f"least {format_time(float(times.min()))}, greatest {format_time(float(times.max()))}"
-        )
-    return lines
+def _drift_line(row: Row) -> str:
+    return (
+        f"{row['collective']} {row['backend']} {format_size(int(row['bytes']))} {row['timing']}: "
+        f"{row['passes']} passes, first {format_time(row['first_s'])}, last {format_time(row['last_s'])} "
+        f"({row['last_s'] / row['first_s'] - 1:+.1%}), least {format_time(row['least_s'])}, "
+        f"greatest {format_time(row['greatest_s'])}"
+    )
 
 
 def plain(text: object, encoding: str = "utf-8") -> str:

@@ -236,3 +236,9 @@ def test_a_python_without_an_mpirun(tmp_path: Path) -> None:
     python.symlink_to(Path(sys.executable).resolve())
     line = complaint(process(str(python), "run", "--backend", "mpi", PATH=str(python.parent)))
     assert line.startswith("backend 'mpi' needs mpirun to start its ranks and there is none beside ")
+
+
+def test_more_ranks_than_memory(command: Command) -> None:
+    line = complaint(command("run", "--backend", "gloo", "--ranks", "100000000"))
+    assert line.startswith("100000000 ranks need about 15000000 GB on this host and ")
+    assert line.endswith("is available: ask for fewer with --ranks")
