@@ -161,8 +161,10 @@ class Case:
     def title(self) -> str:
         """What a message to a person calls this case."""
         op = f" {self.reduce_op}" if self.reduce_op else ""
+        by = "" if self.algorithm == "library" else f" by {self.algorithm}"
         where = "" if self.group == "world" else f" in {self.group}"
-        return f"{self.backend} {self.collective} {self.bytes} B {self.dtype}{op} {self.placement} {self.timing}{where}"
+        how = f"{self.dtype}{op} {self.placement} {self.timing}"
+        return f"{self.backend} {self.collective} {self.bytes} B {how}{by}{where}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -176,7 +178,8 @@ class Case:
 class Sweep:
     """What to measure and how, as every rank needs to know it. Times in seconds.
 
-    ``budget_s`` None means 0.3 s a case. ``iterations`` fixes the count and turns the stopping rule off.
+    ``budget_s`` None means 0.3 s a case. ``iterations`` fixes the count and turns the stopping rule off. ``left_out``:
+    pairs of collective and algorithm of which no cases are made.
     """
 
     backends: tuple[str, ...] = ("gloo", "mpi")
@@ -188,6 +191,7 @@ class Sweep:
     groups: tuple[str, ...] = ("world",)
     timings: tuple[str, ...] = TIMINGS
     algorithms: tuple[str, ...] = ("library",)
+    left_out: tuple[tuple[str, str], ...] = ()
     root: int = 0
     cache: str = "rotate"
     precision: float = 0.02
@@ -205,6 +209,7 @@ class Sweep:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Sweep:
         given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        given["left_out"] = tuple(tuple(pair) for pair in given.get("left_out", ()))
         return cls(**given)
 
     def expand(self, layout: Layout) -> tuple[Case, ...]:
@@ -227,8 +232,9 @@ class Sweep:
         dtypes = self.dtypes if spec.sized else self.dtypes[:1]
         placements = self.placements if spec.sized else ("out",)
         sizes = self.sizes if spec.sized else (0,)
+        algorithms = [name for name in self.algorithms if (spec.name, name) not in self.left_out]
         for group, algorithm, dtype, op, placement, timing, size in itertools.product(
-            self.groups, self.algorithms, dtypes, ops, placements, self.timings, sizes
+            self.groups, algorithms, dtypes, ops, placements, self.timings, sizes
         ):
             members = group_members(group, layout)
             host_of = layout.host_of

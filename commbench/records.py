@@ -107,6 +107,9 @@ class Point:
     start: str | None = None  # how iterations were started together: "clock", "barrier", "none"
     note: str | None = None
     batch: int | None = None  # operations that one sample times: 1 isolated, many streamed
+    predicted_s: float | None = None  # the model of the very algorithm that was carried out, where it is known
+    prediction_error: float | None = None  # measured / predicted - 1
+    schedule_bytes: float | None = None  # what that algorithm sends between hosts; wire_bytes is what left them
     pass_index: int = 0  # soak runs measure the same case again and again
 
     def to_json(self) -> str:

@@ -121,7 +121,7 @@ def format_bandwidth(bytes_per_s: float | None) -> str:
     if bytes_per_s is None or bytes_per_s != bytes_per_s:
         return "-"
     value = bytes_per_s / 1e9
-    if value >= 0.01:
+    if value >= 0.1:
         return _digits(value)
     return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.1e}"
 

@@ -18,6 +18,7 @@ from commbench.launch.heartbeat import Heartbeat
 from commbench.launch.place import LaunchError, Place, detect
 from commbench.launch.startup import startup_s
 from commbench.launch.verify import hello
+from commbench.schedules.own import is_own
 
 if TYPE_CHECKING:
     from commbench.backends.base import Backend
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from commbench.measure.operation import Operation, PointToPoint
     from commbench.measure.point import Setting
     from commbench.measure.prepare import Prepared
+    from commbench.models import Links
 
 # A step of the calibration may be one long message over a slow link, whatever deadline the cases have.
 CALIBRATION_S = 30.0
@@ -118,6 +120,7 @@ class _Worker:
         self.sweep = Sweep.from_dict(plan["sweep"])
         self.cases = [Case.from_dict(case) for case in plan["cases"]]
         self.spin: bool = plan["spin"]
+        self.launched: dict[str, dict[str, Any]] = {}  # what is known of each backend that was started
         self.writer: Any = None
         self.ends = 0.0
         self.left = 0
@@ -129,7 +132,7 @@ class _Worker:
         before = self._host_facts(collect_before)
         if self.client.rank == 0:
             self._open_store(before)
-        for backend in dict.fromkeys(case.backend for case in self.cases):
+        for backend in self.plan["backends"]:
             self._run_backend(backend)
         after = self._host_facts(collect_after)
         if self.client.rank == 0:
@@ -210,26 +213,36 @@ class _Worker:
         backend.stop()
 
     def _setting(self, name: str, backend: Backend) -> Setting:
-        from commbench.measure.buffers import buffer_sets
-        from commbench.measure.calibrate import calibrate
         from commbench.measure.point import Setting
 
-        def messages(size: int) -> PointToPoint:
-            return backend.point_to_point(size, buffer_sets(2 * size, self.sweep.cache))
-
-        links = calibrate(messages, self.client, self.layout, max(CALIBRATION_S, self.sweep.deadline_s))
+        links, windows = self._links(name, backend)
         if self.writer is not None:
-            known = {"version": backend.version(), "settings": backend.settings(), "links": links and links.to_dict()}
-            self.plan.setdefault("backends", {})[name] = known
-            self.writer.update(backends=self.plan["backends"])
+            known = {"version": backend.version(), "settings": backend.settings(), "links": links.to_dict()}
+            self.launched[name] = known
+            self.writer.update(backends=self.launched)
+            if windows:
+                self.client.event("calibration", backend=name, calibration={**known, "windows": windows})
         return Setting(
             run_id=self.plan["run_id"], launch=self.plan["launch"], label=self.sweep.label, seed=self.sweep.seed,
             layout=self.layout, backend_settings=backend.settings(), links=links, oversubscribed=not self.spin,
         )  # fmt: skip
 
+    def _links(self, name: str, backend: Backend) -> tuple[Links, list[dict[str, Any]]]:
+        """Those that were given, or those that are found now, with what they were found from."""
+        from commbench.measure.calibrate import calibrate
+        from commbench.models import Links
+
+        if name in self.plan["links"]:
+            return Links.from_dict(self.plan["links"][name]), []
+        found = calibrate(
+            backend.messenger(tuple(range(self.client.world))), self.client, self.layout, cache=self.sweep.cache,
+            deadline_s=max(CALIBRATION_S, self.sweep.deadline_s), thorough=self.plan["thorough"],
+        )  # fmt: skip
+        return found.links, found.windows
+
     def _measure_all(self, backend: Backend, cases: list[tuple[int, Case]], setting: Setting) -> None:
         """All cases once, or again and again until a soak's time is over."""
-        share = len(cases) / len(self.cases)
+        share = len(cases) / max(1, len(self.cases))
         until = time.monotonic() + (self.sweep.soak_s or 0.0) * share
         self.pass_index = 0
         while True:
@@ -255,8 +268,8 @@ class _Worker:
         client.beat("preparing", 0, index)
         client.expect(self.sweep.deadline_s, f"preparing {case.title}")
         started = utc_now()
-        reason = case.skip or backend.why_not(case)
         groups = group_members(case.group, self.layout)
+        reason = case.skip or self._why_not(backend, case, groups)
         prepared = Prepared(operations=[], refusal=reason) if reason else self._prepare(backend, case, groups)
         if prepared.refusal is not None:
             if client.rank == 0:
@@ -269,21 +282,48 @@ class _Worker:
         if found is not None and before is not None:
             steal = difference(before, snapshot())["machine"].get("steal_s")
             point = measured_point(
-                case, found, setting, started_utc=started, note=backend.note(case),
+                case, found, setting, started_utc=started, note=self._note(backend, case),
                 steal_s=steal if isinstance(steal, float) else None, pass_index=self.pass_index,
             )  # fmt: skip
             self._record(point, found.stamps)
 
+    def _why_not(self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]) -> str | None:
+        from commbench.algorithms import executor
+
+        if is_own(case.algorithm):
+            return executor.why_not(case, groups, self.layout.host_of, backend)
+        return backend.why_not(case)
+
+    def _note(self, backend: Backend, case: Case) -> str | None:
+        from dataclasses import replace
+
+        from commbench.algorithms import executor
+
+        if not is_own(case.algorithm):
+            return backend.note(case)
+        # What is to be said of the library's messages holds for what is made of them.
+        notes = (backend.note(replace(case, collective="send_recv")), executor.note(case))
+        return "; ".join(filter(None, notes)) or None
+
     def _prepare(self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]) -> Prepared:
+        from commbench.algorithms.executor import Executor
         from commbench.measure.prepare import host_memory, prepare
 
         backend.join(groups)
         members = next((group for group in groups if self.client.rank in group), None)
         per_host = max(len(ranks) for ranks in self.layout.by_host())
 
+        executor: Executor | None = None
+
         def make(pattern: Pattern) -> Operation:
+            nonlocal executor
             assert members is not None
-            return backend.operation(case, members, pattern)
+            if not is_own(case.algorithm):
+                return backend.operation(case, members, pattern)
+            # Its sets of buffers share one executor.
+            if executor is None:
+                executor = Executor(case, members, self.layout.host_of, backend.messenger(members))
+            return executor.operation(pattern, members.index(self.client.rank))
 
         def free_bytes() -> float:
             # A device's buffers have as many copies on the host.
@@ -307,7 +347,16 @@ class _Worker:
             ),
             deadline_s=self.sweep.deadline_s, common_clock=one_host, spin=self.spin,
             barrier=None if one_host else self._barrier(backend, case),
+            count_sent=not one_host, sent_bytes=None if one_host else self._sent_bytes(),
         )  # fmt: skip
+
+    def _sent_bytes(self) -> Any:
+        """At the first rank of every host: what it has sent so far."""
+        from commbench.launch.network import interface_of
+        from commbench.provenance.wire import SentBytes
+
+        speaks = self.client.rank in {ranks[0] for ranks in self.layout.by_host()}
+        return SentBytes(interface_of(self.client.address)) if speaks else None
 
     def _barrier(self, backend: Backend, case: Case) -> Operation:
         """Starts iterations together where hosts' clocks differ: the backend's own, over the world."""
@@ -317,8 +366,8 @@ class _Worker:
 
         everyone = tuple(range(self.client.world))
         empty = replace(
-            case, collective="barrier", group="world", bytes=0, requested_bytes=0, reduce_op=None, placement="out",
-            ranks=len(everyone), root=0,
+            case, collective="barrier", algorithm="library", group="world", bytes=0, requested_bytes=0, reduce_op=None,
+            placement="out", ranks=len(everyone), root=0,
         )  # fmt: skip
         pattern = Pattern(
             collective=empty.spec, dtype=empty.itemtype, op=None, ranks=len(everyone), rank=self.client.rank, root=0,

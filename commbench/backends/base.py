@@ -13,7 +13,7 @@ import numpy as np
 
 from commbench.cases import Case
 from commbench.measure.data import Pattern
-from commbench.measure.operation import Bytes, Operation, PointToPoint
+from commbench.measure.operation import Bytes, Messenger, Operation, PointToPoint
 
 
 class BackendError(RuntimeError):
@@ -60,6 +60,12 @@ class Backend(Protocol):
 
     def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
         """This rank's operation, on fresh buffers. ``members`` includes this rank and has been joined."""
+
+    def messenger(self, members: tuple[int, ...]) -> Messenger:
+        """Messages within a group that has been joined, of which this rank is one."""
+
+    def why_not_reduce(self, dtype: str, op: str) -> str | None:
+        """Why a messenger of this backend cannot reduce elements of this type by this op, or None."""
 
     def point_to_point(self, size: int, sets: int) -> PointToPoint:
         """Messages of ``size`` bytes, rotating through ``sets`` buffers."""

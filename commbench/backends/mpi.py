@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
 
 import mpi4py
+import numpy as np
 
 from commbench.backends.base import BackendError, Context, aligned
 from commbench.cases import DTYPES, Case
 from commbench.measure.data import Pattern
-from commbench.measure.operation import Bytes, Operation
+from commbench.measure.operation import Bytes, Operation, Post
 
 # mpi4py asks for MPI_THREAD_MULTIPLE by default, which made the same loop a third slower; one thread calls MPI here.
 mpi4py.rc.thread_level = "single"
@@ -29,6 +31,11 @@ _CARRIERS: dict[int, MPI.Datatype] = {1: MPI.UINT8_T, 2: MPI.UINT16_T}
 _OPS: dict[str, MPI.Op] = {
     "sum": MPI.SUM, "prod": MPI.PROD, "min": MPI.MIN, "max": MPI.MAX,
     "band": MPI.BAND, "bor": MPI.BOR, "bxor": MPI.BXOR,
+}  # fmt: skip
+# What a messenger adds itself. numpy has no bfloat16 and no float8.
+_LOCAL_OPS: dict[str, np.ufunc] = {
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
 }  # fmt: skip
 
 
@@ -85,6 +92,16 @@ class Mpi:
     def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
         return _build(case, self._comms[members], pattern)
 
+    def messenger(self, members: tuple[int, ...]) -> MpiMessenger:
+        return MpiMessenger(self._comms[members])
+
+    def why_not_reduce(self, dtype: str, op: str) -> str | None:
+        if op not in _LOCAL_OPS:
+            return f"messages over MPI are reduced by numpy, which has no {op!r} of two values"
+        if not hasattr(np, dtype):
+            return f"messages over MPI are reduced by numpy, which has no {dtype}"
+        return None
+
     def point_to_point(self, size: int, sets: int) -> MpiPointToPoint:
         return MpiPointToPoint(self._world, size, sets)
 
@@ -96,6 +113,53 @@ class Mpi:
             if comm != self._world:
                 comm.Free()
         MPI.Finalize()
+
+
+class MpiMessenger:
+    """Persistent requests on host memory: all that MPI must know of a message, it is told before."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+
+    def buffer(self, size: int) -> Bytes:
+        return aligned(size)
+
+    def step(self, sends: Sequence[Post], receives: Sequence[Post]) -> Callable[[], Any]:
+        comm = self._comm
+        return _Step(
+            [comm.Recv_init([post.memory, MPI.BYTE], post.peer, post.tag) for post in receives]
+            + [comm.Send_init([post.memory, MPI.BYTE], post.peer, post.tag) for post in sends]
+        )
+
+    def copy(self, target: Bytes, source: Bytes) -> Callable[[], Any]:
+        return partial(np.copyto, target, source)
+
+    def reduce(self, target: Bytes, left: Bytes, right: Bytes, dtype: str, op: str) -> Callable[[], Any]:
+        return partial(_LOCAL_OPS[op], left.view(dtype), right.view(dtype), out=target.view(dtype))
+
+    def finish(self) -> None:
+        """Nothing is left under way when a step returns."""
+
+    def operation(self, call: Callable[[], Any], given: Bytes, taken: Bytes, repeatable: bool) -> Operation:
+        return Operation(run=call, enqueue=call, input=given, output=taken, repeatable=repeatable)
+
+
+class _Step:
+    """Starts its requests and waits for all of them. mpi4py frees no request by itself."""
+
+    def __init__(self, requests: list[MPI.Prequest]) -> None:
+        self._requests = requests
+        weakref.finalize(self, _free, requests).atexit = False
+
+    def __call__(self) -> None:
+        MPI.Prequest.Startall(self._requests)
+        MPI.Request.Waitall(self._requests)
+
+
+def _free(requests: list[MPI.Prequest]) -> None:
+    if not MPI.Is_finalized():
+        for request in requests:
+            request.Free()
 
 
 class MpiPointToPoint:

@@ -8,19 +8,18 @@ import json
 import os
 import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from commbench.backends.base import BackendError, Context
 from commbench.cases import Case
 from commbench.measure.data import Pattern
-from commbench.measure.operation import Bytes, Operation
+from commbench.measure.operation import Operation, Post
 from commbench.provenance.env import collect_env
 
 # The control plane has its own deadlines, which name ranks; torch's must not strike first.
@@ -28,6 +27,11 @@ TIMEOUT = datetime.timedelta(hours=1)
 _OPS = {
     "sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX,
     "avg": dist.ReduceOp.AVG, "band": dist.ReduceOp.BAND, "bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR,
+}  # fmt: skip
+# What a messenger adds itself.
+_LOCAL_OPS: dict[str, Callable[..., Any]] = {
+    "sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
+    "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor,
 }  # fmt: skip
 # torch 2.13 renamed both; the old names warn there and the new ones are missing before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -94,7 +98,29 @@ class _TorchDistributed:
             self._groups[members] = dist.new_group(list(members), timeout=TIMEOUT)
 
     def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
+        given, taken, buffers, repeatable = _tensors(case, pattern, self.device)
+        mine, got = map(_byte_view, buffers)
+        return self._operation(self._call(case, members, given, taken), mine, got, repeatable)
+
+    def _operation(
+        self, call: Callable[[], Any], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
+    ) -> Operation:
+        """The operation that ``call`` performs on tensors of bytes that hold this rank's input and output."""
         raise NotImplementedError
+
+    def messenger(self, members: tuple[int, ...]) -> TorchMessenger:
+        raise NotImplementedError
+
+    def why_not_reduce(self, dtype: str, op: str) -> str | None:
+        """torch's own answer, to one element."""
+        if op not in _LOCAL_OPS or not hasattr(torch, dtype):
+            return f"messages over {self.name} are reduced by torch, which has no {op!r} of two {dtype}"
+        one = torch.zeros(8, dtype=torch.uint8, device=self.device).view(getattr(torch, dtype))
+        try:
+            _LOCAL_OPS[op](one, one, out=one)
+        except (RuntimeError, TypeError):  # NotImplementedError is a RuntimeError
+            return f"messages over {self.name} are reduced by torch, which has no {op!r} of two {dtype}"
+        return None
 
     def point_to_point(self, size: int, sets: int) -> TorchPointToPoint:
         return TorchPointToPoint(size, sets, self.device, self._finish)
@@ -163,11 +189,13 @@ class Gloo(_TorchDistributed):
             return "torch's gloo performs reduce_scatter by an all_reduce: it moves twice the bytes"
         return super().note(case)
 
-    def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
-        given, taken, buffers, repeatable = _tensors(case, pattern, self.device)
-        call = self._call(case, members, given, taken)
-        views = [_host_view(buffer) for buffer in buffers]
-        return Operation(run=call, enqueue=call, input=views[0], output=views[1], repeatable=repeatable)
+    def _operation(
+        self, call: Callable[[], Any], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
+    ) -> Operation:
+        return Operation(run=call, enqueue=call, input=given.numpy(), output=taken.numpy(), repeatable=repeatable)
+
+    def messenger(self, members: tuple[int, ...]) -> TorchMessenger:
+        return TorchMessenger(self, members)
 
 
 class Nccl(_TorchDistributed):
@@ -243,10 +271,10 @@ class Nccl(_TorchDistributed):
             timed = "timed by the host's clock: torch's barrier makes the host wait for the device every time"
         return "; ".join(filter(None, (timed, super().note(case))))
 
-    def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
-        given, taken, buffers, repeatable = _tensors(case, pattern, self.device)
-        call = self._call(case, members, given, taken)
-        device = [_byte_view(buffer) for buffer in buffers]
+    def _operation(
+        self, call: Callable[[], Any], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
+    ) -> Operation:
+        device = (given, taken)
         host = [torch.empty(view.numel(), dtype=torch.uint8, pin_memory=True) for view in device]
 
         def upload() -> None:
@@ -263,6 +291,9 @@ class Nccl(_TorchDistributed):
             download=partial(host[1].copy_, device[1]), repeatable=repeatable,
         )  # fmt: skip
 
+    def messenger(self, members: tuple[int, ...]) -> TorchMessenger:
+        return NcclMessenger(self, members)
+
     def device_memory(self) -> int | None:
         # What torch keeps of earlier cases it gives back before it fails.
         kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
@@ -273,6 +304,66 @@ class Nccl(_TorchDistributed):
 
     def _barrier_options(self) -> dict[str, Any]:
         return {"device_ids": [self.device.index]}
+
+
+class TorchMessenger:
+    """Messages of bytes over one process group."""
+
+    def __init__(self, backend: _TorchDistributed, members: tuple[int, ...]) -> None:
+        self._backend = backend
+        self._members = members
+        self._group = backend._groups[members]
+
+    def buffer(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=self._backend.device)
+
+    def step(self, sends: Sequence[Post], receives: Sequence[Post]) -> Callable[[], Any]:
+        # What dist.isend and irecv do, without their checks.
+        post = [partial(self._group.recv, [one.memory], one.peer, one.tag) for one in receives]
+        post += [partial(self._group.send, [one.memory], one.peer, one.tag) for one in sends]
+
+        def exchange() -> None:
+            for work in [begin() for begin in post]:
+                work.wait()
+
+        return exchange
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], Any]:
+        return partial(target.copy_, source)
+
+    def reduce(
+        self, target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, dtype: str, op: str
+    ) -> Callable[[], Any]:
+        kind: torch.dtype = getattr(torch, dtype)
+        return partial(_LOCAL_OPS[op], left.view(kind), right.view(kind), out=target.view(kind))
+
+    def finish(self) -> None:
+        self._backend._finish()
+
+    def operation(
+        self, call: Callable[[], Any], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
+    ) -> Operation:
+        return self._backend._operation(call, given, taken, repeatable)
+
+
+class NcclMessenger(TorchMessenger):
+    """A step is one NCCL group call on the device's stream; the host only enqueues it."""
+
+    def step(self, sends: Sequence[Post], receives: Sequence[Post]) -> Callable[[], Any]:
+        # torch leaves out what is empty: a byte stands in for it. NCCL has no tags: order decides.
+        posts = [
+            dist.P2POp(act, one.memory if one.memory.numel() else self.buffer(1), self._members[one.peer], self._group)
+            for act, ones in ((dist.irecv, receives), (dist.isend, sends))
+            for one in ones
+        ]
+        if not posts:
+            return lambda: None
+
+        def exchange() -> None:
+            for work in dist.batch_isend_irecv(posts):
+                work.wait()
+
+        return exchange
 
 
 class TorchPointToPoint:
@@ -349,11 +440,6 @@ def _nccl_version() -> str:
 
 def _byte_view(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8, device=tensor.device)
-
-
-def _host_view(tensor: torch.Tensor) -> Bytes:
-    view: Bytes = _byte_view(tensor).numpy() if tensor.numel() else np.empty(0, dtype=np.uint8)
-    return view
 
 
 def _store(context: Context) -> Any:

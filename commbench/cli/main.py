@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from commbench import __version__
+from commbench.cli.calibrate import calibrate
 from commbench.cli.doctor import doctor
 from commbench.cli.errors import UsageError
 from commbench.cli.run import run
@@ -22,6 +23,7 @@ app = typer.Typer(
     epilog="Start with: commbench run",
 )  # fmt: skip
 app.command()(run)
+app.command()(calibrate)
 app.command()(show)
 app.command()(doctor)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from commbench.algorithms.names import check_algorithms, expand_algorithms
 from commbench.backends import REGISTRY
 from commbench.cases import DTYPES, PLACEMENTS, REDUCE_OPS, TIMINGS, Sweep, parse_group
 from commbench.cli.errors import UsageError
@@ -121,6 +122,7 @@ class RunOptions(BaseModel):
     dtype: tuple[str, ...] = ("float32",)
     op: tuple[str, ...] = ("sum",)
     placement: tuple[str, ...] = ("out",)
+    algorithm: tuple[str, ...] = ("library",)
     group: tuple[str, ...] = ("world",)
     root: int = 0
     timing: tuple[str, ...] = TIMINGS
@@ -143,11 +145,19 @@ class RunOptions(BaseModel):
     def _parse(cls, value: Any, info: Any) -> Any:
         return None if value is None else _PARSERS[info.field_name](value)
 
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _parse_algorithm(cls, value: Any, info: Any) -> Any:
+        # Which there are depends on the collectives, which are read before; not there: they are wrong themselves.
+        return check_algorithms(_items(value), info.data["collective"]) if "collective" in info.data else value
+
     def sweep(self, seed: int) -> Sweep:
         """The sweep that these options describe."""
+        algorithms, left_out = expand_algorithms(self.algorithm, self.collective)
         return Sweep(
             backends=self.backend, collectives=self.collective, sizes=self.sizes, dtypes=self.dtype, ops=self.op,
-            placements=self.placement, groups=self.group, timings=self.timing, root=self.root, cache=self.cache,
+            placements=self.placement, groups=self.group, timings=self.timing, algorithms=algorithms,
+            left_out=left_out, root=self.root, cache=self.cache,
             precision=self.precision, max_time_s=self.max_time, budget_s=self.budget, iterations=self.iters,
             soak_s=self.soak, deadline_s=self.deadline, label=self.label,
             seed=self.seed if self.seed is not None else seed,

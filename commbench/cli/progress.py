@@ -36,6 +36,11 @@ class Progress:
         if event["kind"] == "end":
             self.close()
             print(f"commbench: {event['line']}", file=sys.stderr, flush=True)
+        if event["kind"] == "calibration":
+            print(f"{event['backend']}: links calibrated", file=sys.stderr, flush=True)
+        if event["kind"] == "doing" and self._bar is not None:
+            self._bar.update(self._task, description=event["doing"])
+            self._bar.refresh()
         if event["kind"] != "point":
             return
         self._done += 1

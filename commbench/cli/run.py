@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from commbench.cli.options import RunOptions
     from commbench.launch.place import Place
     from commbench.launch.runner import Run
+    from commbench.store.calibration import Calibration
 
 _HELP = """Time collectives, check their data, store every point, and set each beside ring, tree and lower bound.
 
@@ -25,6 +27,7 @@ Examples:
   commbench run
   commbench run --backend gloo --collective all_reduce --sizes 8:64M:4x --ranks 4
   commbench run --collective all --dtype float32,bfloat16 --op sum,max --placement out,in
+  commbench run --algorithm library,own:ring --collective all_reduce
   commbench run sweep.toml --label after-driver-update
   mpirun -n 4 commbench run --backend mpi
   torchrun --nproc-per-node 4 --no-python commbench run --backend gloo
@@ -33,66 +36,71 @@ Examples:
 Text = Annotated[str | None, typer.Option()]
 
 
-def _option(help_text: str, *names: str) -> Any:
+def option(help_text: str, *names: str) -> Any:
     return typer.Option(*names, help=help_text, show_default=False)
 
 
 def run(
     sweep_file: Annotated[Path | None, typer.Argument(metavar="SWEEP.toml", help="The same options as keys of a TOML file.", show_default=False)] = None,
-    backend: Annotated[str | None, _option("gloo, mpi, nccl; several with commas. Default: gloo,mpi.")] = None,
-    collective: Annotated[str | None, _option("all_reduce, all_gather, ... or all. Default: all_reduce,reduce_scatter,all_gather,all_to_all.")] = None,
-    sizes: Annotated[str | None, _option("8:64M:4x, 1M:8M:+1M or 8,1K,1M; K, M, G are 1024-based. Default: 8:16M:8x.")] = None,
-    dtype: Annotated[str | None, _option("float32, bfloat16, int8, ... or all. Default: float32.")] = None,
-    op: Annotated[str | None, _option("sum, prod, min, max, avg, band, bor, bxor or all. Default: sum.")] = None,
-    placement: Annotated[str | None, _option("out, in or both with a comma. Default: out.")] = None,
-    group: Annotated[str | None, _option("world, node, rail, pair:A-B. Default: world.")] = None,
-    root: Annotated[str | None, _option("Root of rooted collectives. Default: 0.")] = None,
-    timing: Annotated[str | None, _option("isolated, streamed. Default: both.")] = None,
-    precision: Annotated[str | None, _option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
-    max_time: Annotated[str | None, _option("Longest time a case may take. Default: 5s.")] = None,
-    budget: Annotated[str | None, _option("Measuring time that the sweep aims at; each case takes a little at least. Default: auto, 0.3 s a case.")] = None,
-    ranks: Annotated[str | None, _option("Local processes to start where there is no launcher. Default: 2.")] = None,
-    nodes: Annotated[str | None, _option("Hosts that the launcher is expected to use; others end the run.")] = None,
-    launches: Annotated[str | None, _option("Fresh sets of processes. Default: 1.")] = None,
-    cache: Annotated[str | None, _option("rotate buffers, or keep one set warm. Default: rotate.")] = None,
-    iters: Annotated[str | None, _option("A fixed number of iterations instead of --precision.")] = None,
-    soak: Annotated[str | None, _option("Soak: repeat the sweep for this long, such as 2h.", "--for")] = None,
-    deadline: Annotated[str | None, _option("How long a rank may be silent before it is named, or 100 times what a round should take. Default: 30s.")] = None,
-    seed: Annotated[str | None, _option("Seed of the data. Default: random, and stored.")] = None,
-    out: Annotated[str | None, _option("Directory that results go to. Default: results.")] = None,
-    label: Annotated[str | None, _option("A name for this run, stored with every point.")] = None,
-    launcher: Annotated[str | None, _option("Which launcher's variables to believe, or none.")] = None,
+    backend: Annotated[str | None, option("gloo, mpi, nccl; several with commas. Default: gloo,mpi.")] = None,
+    collective: Annotated[str | None, option("all_reduce, all_gather, ... or all. Default: all_reduce,reduce_scatter,all_gather,all_to_all.")] = None,
+    sizes: Annotated[str | None, option("8:64M:4x, 1M:8M:+1M or 8,1K,1M; K, M, G are 1024-based. Default: 8:16M:8x.")] = None,
+    dtype: Annotated[str | None, option("float32, bfloat16, int8, ... or all. Default: float32.")] = None,
+    op: Annotated[str | None, option("sum, prod, min, max, avg, band, bor, bxor or all. Default: sum.")] = None,
+    placement: Annotated[str | None, option("out, in or both with a comma. Default: out.")] = None,
+    algorithm: Annotated[str | None, option("library, own:ring, own:ring/8 (pieces), ... or own:all. Default: library.")] = None,
+    group: Annotated[str | None, option("world, node, rail, pair:A-B. Default: world.")] = None,
+    root: Annotated[str | None, option("Root of rooted collectives. Default: 0.")] = None,
+    timing: Annotated[str | None, option("isolated, streamed. Default: both.")] = None,
+    precision: Annotated[str | None, option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
+    max_time: Annotated[str | None, option("Longest time a case may take. Default: 5s.")] = None,
+    budget: Annotated[str | None, option("Measuring time that the sweep aims at; each case takes a little at least. Default: auto, 0.3 s a case.")] = None,
+    ranks: Annotated[str | None, option("Local processes to start where there is no launcher. Default: 2.")] = None,
+    nodes: Annotated[str | None, option("Hosts that the launcher is expected to use; others end the run.")] = None,
+    launches: Annotated[str | None, option("Fresh sets of processes. Default: 1.")] = None,
+    cache: Annotated[str | None, option("rotate buffers, or keep one set warm. Default: rotate.")] = None,
+    iters: Annotated[str | None, option("A fixed number of iterations instead of --precision.")] = None,
+    soak: Annotated[str | None, option("Soak: repeat the sweep for this long, such as 2h.", "--for")] = None,
+    deadline: Annotated[str | None, option("How long a rank may be silent before it is named, or 100 times what a round should take. Default: 30s.")] = None,
+    seed: Annotated[str | None, option("Seed of the data. Default: random, and stored.")] = None,
+    out: Annotated[str | None, option("Directory that results go to. Default: results.")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="Links from `commbench calibrate`, or of an earlier run's directory, instead of measuring them.", show_default=False)] = None,
+    label: Annotated[str | None, option("A name for this run, stored with every point.")] = None,
+    launcher: Annotated[str | None, option("Which launcher's variables to believe, or none.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases and stop.")] = False,
 ) -> int:  # fmt: skip
     from commbench.cli.errors import UsageError
     from commbench.cli.options import read_options
     from commbench.launch.place import LaunchError, detect
     from commbench.launch.runner import NotRunnable, check_runnable, new_seed
+    from commbench.store.calibration import CalibrationError, read_calibration
     from commbench.store.writer import StoreError
 
     given = {
         "backend": backend, "collective": collective, "sizes": sizes, "dtype": dtype, "op": op,
-        "placement": placement, "group": group, "root": root, "timing": timing, "precision": precision,
-        "max_time": max_time, "budget": budget, "ranks": ranks, "nodes": nodes, "launches": launches, "cache": cache,
-        "iters": iters, "soak": soak, "deadline": deadline, "seed": seed, "out": out, "label": label,
+        "placement": placement, "algorithm": algorithm, "group": group, "root": root, "timing": timing,
+        "precision": precision, "max_time": max_time, "budget": budget, "ranks": ranks, "nodes": nodes,
+        "launches": launches, "cache": cache, "iters": iters, "soak": soak, "deadline": deadline, "seed": seed,
+        "out": out, "label": label,
     }  # fmt: skip
     options = read_options(sweep_file, given)
     try:
         place = detect(os.environ, launcher)
         sweep = options.sweep(new_seed())
-        _check_world(options, place)
+        check_world(options, place)
         if dry_run:
             return _list_cases(options, sweep, place)
-        check_runnable(sweep, local_ranks=None if place else _ranks(options, None))
-        return _here(options, sweep) if place is None else _as_head(options, sweep, place)
-    except (LaunchError, NotRunnable, StoreError) as error:
+        check_runnable(sweep, local_ranks=None if place else ranks_of(options, None))
+        links = read_calibration(calibration) if calibration is not None else None
+        return head_or_here(options, sweep, place, _report, given=links)
+    except (LaunchError, NotRunnable, StoreError, CalibrationError) as error:
         raise UsageError(str(error)) from None
 
 
 run.__doc__ = _HELP
 
 
-def _check_world(options: RunOptions, place: Place | None) -> None:
+def check_world(options: RunOptions, place: Place | None) -> None:
     from commbench.cli.errors import UsageError
 
     if place is None:
@@ -109,17 +117,22 @@ def _check_world(options: RunOptions, place: Place | None) -> None:
         raise UsageError(f"--launches needs commbench to start the ranks itself; {place.launcher} already did")
 
 
-def _ranks(options: RunOptions, place: Place | None) -> int:
+def ranks_of(options: RunOptions, place: Place | None) -> int:
     return place.world if place else options.ranks or 2
 
 
 def _list_cases(options: RunOptions, sweep: Sweep, place: Place | None) -> int:
     import socket
 
-    cases = _expand(sweep, (socket.gethostname(),) * _ranks(options, place))
+    from commbench.schedules.own import is_own, why_not_own
+
+    cases = _expand(sweep, (socket.gethostname(),) * ranks_of(options, place))
     for case in cases:
         asked = f" (asked for {case.requested_bytes} B)" if case.requested_bytes != case.bytes else ""
-        print(f"{case.case_id}  {case.title}{asked}" + (f"  skipped: {case.skip}" if case.skip else ""))
+        skip = case.skip
+        if not skip and is_own(case.algorithm) and place is None:  # a launcher's hosts are not known yet
+            skip = why_not_own(case.collective, case.algorithm, (0,) * case.ranks)
+        print(f"{case.case_id}  {case.title}{asked}" + (f"  skipped: {skip}" if skip else ""))
     print(f"{len(cases)} cases", file=sys.stderr)
     return 0
 
@@ -134,39 +147,39 @@ def _expand(sweep: Sweep, hosts: tuple[str, ...]) -> tuple[Any, ...]:
         raise UsageError(str(error)) from None
 
 
-def _here(options: RunOptions, sweep: Sweep) -> int:
+def head_or_here(
+    options: RunOptions, sweep: Sweep, place: Place | None, report: Callable[[Run], int],
+    given: Calibration | None = None, thorough: bool = False,
+) -> int:  # fmt: skip
+    """Carry a sweep out, on ranks of our own or as rank 0 of a launcher's; ``report`` prints what came of it."""
     import socket
 
     from commbench.cli.progress import Progress
-    from commbench.launch.runner import run_local
-
-    ranks = _ranks(options, None)
-    cases = _expand(sweep, (socket.gethostname(),) * ranks)
-    progress = Progress(len(cases) * options.launches)
-    try:
-        found = run_local(sweep, ranks=ranks, launches=options.launches, out=options.out, on_event=progress.hear)
-    finally:
-        progress.close()
-    return _report(found)
-
-
-def _as_head(options: RunOptions, sweep: Sweep, place: Place) -> int:
-    import socket
-
-    from commbench.cli.progress import Progress
-    from commbench.launch.runner import run_as_head
+    from commbench.launch.runner import run_as_head, run_local
     from commbench.worker import work
 
-    # The layout is known only when all have arrived; a world on one host tells what is wrong with the options now.
-    progress = Progress(len(_expand(sweep, (socket.gethostname(),) * place.world)))
+    # A launcher's layout is known only when all have arrived; a world on one host tells what is wrong with the
+    # options now.
+    ranks = ranks_of(options, place)
+    progress = Progress(len(_expand(sweep, (socket.gethostname(),) * ranks)) * options.launches)
+    if place is None:
+        try:
+            found = run_local(
+                sweep, ranks=ranks, launches=options.launches, out=options.out, on_event=progress.hear, given=given,
+                thorough=thorough,
+            )  # fmt: skip
+        finally:
+            progress.close()
+        return report(found)
 
     def end(run: Run) -> None:
         progress.close()
-        _report(run)
+        report(run)
 
     found = run_as_head(
-        sweep, place=place, out=options.out, nodes=options.nodes, on_event=progress.hear, on_end=end, be_rank=work
-    )
+        sweep, place=place, out=options.out, nodes=options.nodes, on_event=progress.hear, on_end=end, be_rank=work,
+        given=given, thorough=thorough,
+    )  # fmt: skip
     return found.exit_code
 
 

@@ -229,6 +229,7 @@ class Hub:
             self._deadline_span = header["seconds"]
             self._deadline = time.monotonic() + self._deadline_span
             self._evidence.doing = header["doing"]
+            self._on_event({"kind": "doing", "doing": header["doing"]})
         elif kind == "event":
             self._on_event(header)
         elif kind == "here":

@@ -37,6 +37,7 @@ from commbench.measure.prepare import host_memory
 from commbench.provenance.env import collect_env
 from commbench.provenance.git import collect_git
 from commbench.records import END, MANIFEST
+from commbench.store.calibration import CALIBRATION, Calibration, write_calibration
 from commbench.store.writer import StoreError, create_run, reserve, utc_now, write_json
 
 SECONDS_A_CASE = 0.3
@@ -55,16 +56,29 @@ class Run:
     directory: Path
     on_event: Callable[[dict[str, Any]], None]
     points: list[dict[str, Any]] = field(default_factory=list)
+    given: Calibration | None = None  # links from a file; else each launch measures its own
+    thorough: bool = False  # whether links are what is being measured
+    found: dict[str, dict[str, Any]] = field(default_factory=dict)  # backend -> its calibration
+    layout: Layout | None = None
     # Until a launch says otherwise: an error of our own, or a second Ctrl-C, must not pass for a good end.
     outcome: Outcome = field(default_factory=lambda: Outcome.failed("commbench itself failed"))
 
     def hear(self, event: dict[str, Any]) -> None:
         if event["kind"] == "point":
             self.points.append(event["point"])
+        if event["kind"] == "calibration":
+            self._keep(event["backend"], event["calibration"])
         self.on_event(event)
+
+    def _keep(self, backend: str, calibration: dict[str, Any]) -> None:
+        """The first launch's links, in a file that other commands take."""
+        assert self.layout is not None
+        if self.found.setdefault(backend, calibration) is calibration:
+            write_calibration(self.directory / CALIBRATION, hosts=self.layout.hosts, backends=self.found)
 
     def begin(self, layout: Layout, launcher: str, launches: int, cases: int) -> None:
         """The manifest, on disk before the first timing."""
+        self.layout = layout
         reserve(self.directory / END)
         write_json(
             self.directory / MANIFEST,
@@ -133,20 +147,25 @@ def check_runnable(sweep: Sweep, *, local_ranks: int | None) -> None:
 
 
 def run_local(
-    sweep: Sweep, *, ranks: int, launches: int, out: Path, on_event: Callable[[dict[str, Any]], None]
+    sweep: Sweep, *, ranks: int, launches: int, out: Path, on_event: Callable[[dict[str, Any]], None],
+    given: Calibration | None = None, thorough: bool = False,
 ) -> Run:  # fmt: skip
-    """Start ``ranks`` processes on this host for every launch and kind of backend, one set after the other."""
+    """Start ``ranks`` processes on this host for every launch and kind of backend, one set after the other.
+
+    Links are ``given`` or measured first; a sweep without collectives measures nothing else, ``thorough``ly if asked.
+    """
     layout = Layout(hosts=(socket.gethostname(),) * ranks)
     cases = sweep.expand(layout)
     patience = startup_s()
-    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event)
-    sets = _process_sets(cases)
+    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event, given=given, thorough=thorough)
+    sets = _process_sets(sweep.backends)
     run.begin(layout, "commbench", launches * len(sets), launches * len(cases))
     try:
         for index in range(launches * len(sets)):
-            mine = sets[index % len(sets)]
-            share = len(mine) / len(cases) / launches
-            run.outcome = _launch(run, index, mine, layout, share, patience)
+            backends = sets[index % len(sets)]
+            mine = tuple(case for case in cases if case.backend in backends)
+            share = len(mine) / max(1, len(cases)) / launches
+            run.outcome = _launch(run, index, backends, mine, layout, share, patience)
             if run.outcome.code:
                 break
     finally:
@@ -154,14 +173,15 @@ def run_local(
     return run
 
 
-def _process_sets(cases: tuple[Case, ...]) -> list[tuple[Case, ...]]:
-    """Cases by what starts their ranks: each kind needs processes of its own."""
-    kinds = dict.fromkeys(BACKENDS[case.backend].starter for case in cases)
-    return [tuple(case for case in cases if BACKENDS[case.backend].starter == kind) for kind in kinds]
+def _process_sets(backends: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Backends by what starts their ranks: each kind needs processes of its own."""
+    kinds = dict.fromkeys(BACKENDS[name].starter for name in backends)
+    return [tuple(name for name in backends if BACKENDS[name].starter == kind) for kind in kinds]
 
 
 def _launch(
-    run: Run, index: int, cases: tuple[Case, ...], layout: Layout, share: float, patience_s: float
+    run: Run, index: int, backends: tuple[str, ...], cases: tuple[Case, ...], layout: Layout, share: float,
+    patience_s: float,
 ) -> Outcome:  # fmt: skip
     listener = listen(LOOPBACK)
     token = secrets.token_hex(16)
@@ -173,7 +193,7 @@ def _launch(
         def plan(hellos: list[dict[str, Any]]) -> dict[str, Any]:
             children.watch([said["pid"] for said in hellos])
             found = verify(hellos)
-            return make_plan(run, index, found, cases, _cores_for_all(hellos), share)
+            return make_plan(run, index, found, backends, cases, _cores_for_all(hellos), share)
 
         hub = Hub(
             listener=listener, world=layout.world, token=token, make_plan=plan, on_event=run.hear,
@@ -182,7 +202,7 @@ def _launch(
         )  # fmt: skip
         try:
             with _interruptible(hub):
-                if BACKENDS[cases[0].backend].starter == "mpirun":
+                if BACKENDS[backends[0]].starter == "mpirun":
                     start_mpirun(
                         children, find_mpirun() or "mpirun", layout.world, environment, oversubscribed=oversubscribed
                     )
@@ -200,7 +220,7 @@ def _launch(
 
 
 def make_plan(
-    run: Run, index: int, layout: Layout, cases: tuple[Case, ...], spin: bool, share: float
+    run: Run, index: int, layout: Layout, backends: tuple[str, ...], cases: tuple[Case, ...], spin: bool, share: float
 ) -> dict[str, Any]:
     """What every rank is told; ``share`` is this launch's part of the budget and of a soak."""
     sweep = run.sweep
@@ -209,8 +229,22 @@ def make_plan(
     return {
         "run": str(run.directory.resolve()), "run_id": run.directory.name, "launch": index, "hosts": list(layout.hosts),
         "sweep": told.to_dict(), "cases": [case.to_dict() for case in cases],
-        "titles": [case.title for case in cases], "spin": spin, "budget_s": budget,
+        "titles": [case.title for case in cases], "spin": spin, "budget_s": budget, "backends": list(backends),
+        "links": _given_links(run.given, backends, layout), "thorough": run.thorough,
     }  # fmt: skip
+
+
+def _given_links(given: Calibration | None, backends: tuple[str, ...], layout: Layout) -> dict[str, Any]:
+    """Per backend the links of a file, for the hosts of this job. Raises NotRunnable where they do not fit it."""
+    if given is None:
+        return {}
+    found = {}
+    for name in backends:
+        try:
+            found[name] = given.links_for(name, layout.hosts).to_dict()
+        except ValueError as error:
+            raise NotRunnable(str(error)) from None
+    return found
 
 
 def _cores_for_all(hellos: list[dict[str, Any]]) -> bool:
@@ -269,7 +303,8 @@ def _interruptible(hub: Hub) -> Iterator[None]:
 
 def run_as_head(
     sweep: Sweep, *, place: Place, out: Path, nodes: int | None, on_event: Callable[[dict[str, Any]], None],
-    on_end: Callable[[Run], None], be_rank: Callable[[Client, Place], int],
+    on_end: Callable[[Run], None], be_rank: Callable[[Client, Place], int], given: Calibration | None = None,
+    thorough: bool = False,
 ) -> Run:  # fmt: skip
     """Rank 0 under a launcher: hold the hub in a thread, and be a rank. ``on_end`` prints what came of it.
 
@@ -278,16 +313,16 @@ def run_as_head(
     patience = startup_s()
     meeting = meet(place)
     assert meeting.listener is not None
-    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event)
+    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event, given=given, thorough=thorough)
 
     def plan(hellos: list[dict[str, Any]]) -> dict[str, Any]:
         layout = verify(hellos, nodes)
         try:
             cases = sweep.expand(layout)
             run.begin(layout, place.launcher, 1, len(cases))
+            return make_plan(run, 0, layout, sweep.backends, cases, _cores_for_all(hellos), 1.0)
         except (ValueError, StoreError) as error:
             raise WorldError(str(error)) from None
-        return make_plan(run, 0, layout, cases, _cores_for_all(hellos), 1.0)
 
     heartbeat = Heartbeat(place.rank)
     hub = Hub(

@@ -1,8 +1,6 @@
-"""Measures the links of the job before the sweep, with messages only: no figure of a collective enters.
+"""Measures the links of the job, with messages only: no figure of a collective or of a schedule enters.
 
-Half ping-pong gives the time of a message by size, a one-way stream the best rate, an exchange what both directions
-at once cost, a shift (every rank to the next, all at once) what the ranks of a host cost each other, and an addition
-the rate of a local reduction.
+What is measured and what it becomes is told in docs/models.md. Seconds and bytes.
 """
 
 from __future__ import annotations
@@ -10,159 +8,247 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from commbench.cases import Layout
 from commbench.measure.control import Control
-from commbench.measure.operation import PointToPoint
-from commbench.models.links import Link, Links
+from commbench.measure.operation import Messenger
+from commbench.measure.patterns import Bench, Effort, fan_in, one_way, shift, stream
+from commbench.models.links import Link, Links, Table
 
-SIZES = (8, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
-STEP_S = 0.06
-WINDOWS = 4
-LARGE = 1 << 20
-STREAM_SIZE = 1 << 22
-SMALL = 8
+SIZES = (8, 512, 4096, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20, 1 << 22)
+RATE_SIZE = 1 << 18  # long enough to be all rate, short enough for a slow link
+ALIKE = 1.15  # hosts whose rates differ less are the same for predictions
+QUICK = Effort(windows=3, window_s=0.012, slow_s=0.05)
+THOROUGH = Effort(windows=10, window_s=0.05, slow_s=0.5)
+QUICK_ROUNDS, THOROUGH_ROUNDS = 3, 15  # partners that each host's rate is tried with
+
+Windows = dict[int, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Bench:
-    """Timed exchanges between chosen ranks; every rank calls every method in step."""
+class Calibration:
+    """``links`` for predictions, and what they were made from: per pattern its windows' seconds a call.
 
-    control: Control
-    make: Callable[[int], PointToPoint]
-    deadline_s: float
+    ``windows``: one entry a pattern and size, ``{"link", "pattern", "bytes", "seconds": [...]}``.
+    """
 
-    def time(self, act: Callable[[], None] | None, doing: str) -> list[float]:
-        """Seconds a call takes on each rank that acts (0 elsewhere): the least of the medians of WINDOWS windows, which
-        together take about STEP_S. A link is no faster than it is, but a busy machine makes it look slower."""
-        self.control.expect(self.deadline_s, f"calibrating: {doing}")
-        best = self._median(act, 1)
-        # On a slow link one call takes longer than all that is meant to be spent here, and says enough. On a fast one
-        # the first call made connections and registered buffers: the second tells how many fit.
-        if self.control.agree(best, max) <= STEP_S:
-            calls = self.control.agree(self._median(act, 1), lambda all_: _calls(max(*all_, 1e-7)))
-            best = min(self._median(act, calls) for _ in range(WINDOWS))
-        gathered = self.control.gather(best)
-        return [value for value, _ in gathered] if gathered else []
-
-    @staticmethod
-    def _median(act: Callable[[], None] | None, calls: int) -> float:
-        if act is None:
-            return 0.0
-        times = np.empty(calls)
-        for index in range(calls):
-            start = time.perf_counter()
-            act()
-            times[index] = time.perf_counter() - start
-        return float(np.median(times))
-
-    def message(self, pair: tuple[int, int], size: int) -> float:
-        """Half a ping-pong between the two ranks."""
-        return max(self.time(self._ping(pair, size), f"messages of {size} B"), default=0.0) / 2
-
-    def _ping(self, pair: tuple[int, int], size: int) -> Callable[[], None] | None:
-        if self.control.rank not in pair:
-            return None
-        channel = self.make(size)
-        first, second = pair
-
-        def ping() -> None:
-            channel.send(second)
-            channel.recv(second)
-
-        def pong() -> None:
-            channel.recv(first)
-            channel.send(first)
-
-        return ping if self.control.rank == first else pong
-
-    def stream(self, pair: tuple[int, int], size: int, messages: int) -> float:
-        """Seconds a byte one way: ``messages`` in a row, then one small answer."""
-        act = None
-        if self.control.rank in pair:
-            data, answer = self.make(size), self.make(SMALL)
-            first, second = pair
-
-            def send() -> None:
-                for _ in range(messages):
-                    data.send(second)
-                answer.recv(second)
-
-            def receive() -> None:
-                for _ in range(messages):
-                    data.recv(first)
-                answer.send(first)
-
-            act = send if self.control.rank == first else receive
-        return max(self.time(act, "a one-way stream"), default=0.0) / (size * messages)
-
-    def exchange(self, pair: tuple[int, int], size: int) -> float:
-        """Both ranks of the pair send and receive at once."""
-        act = None
-        if self.control.rank in pair:
-            channel = self.make(size)
-            peer = pair[1] if self.control.rank == pair[0] else pair[0]
-            act = lambda: channel.exchange(peer, peer)
-        return max(self.time(act, "an exchange"), default=0.0)
-
-    def shift(self, size: int) -> float:
-        """Every rank sends to the next and receives from the one before, all at once."""
-        channel = self.make(size)
-        rank, world = self.control.rank, self.control.world
-        act = lambda: channel.exchange((rank + 1) % world, (rank - 1) % world)
-        return max(self.time(act, "a shift"), default=0.0)
+    links: Links
+    windows: list[dict[str, Any]] = field(default_factory=list)
 
 
-def calibrate(make: Callable[[int], PointToPoint], control: Control, layout: Layout, deadline_s: float) -> Links | None:
-    """The links of this job on one backend, at rank 0; None elsewhere. Takes a second or two."""
+def calibrate(
+    messenger: Messenger, control: Control, layout: Layout, *, cache: str = "rotate", deadline_s: float,
+    thorough: bool = False, clock: Callable[[], float] = time.perf_counter,
+) -> Calibration:  # fmt: skip
+    """The links of this job on one backend, the same on every rank. ``messenger`` is the whole world's.
+
+    A few seconds at most on links that are worth the name, ten times as long where ``thorough``.
+    """
     control.beat("calibrating")
-    bench = _Bench(control=control, make=make, deadline_s=deadline_s)
-    same = next((ranks[:2] for ranks in layout.by_host() if len(ranks) > 1), None)
-    other = tuple(ranks[0] for ranks in layout.by_host()[:2])
-    same_host = _link(bench, (same[0], same[1])) if same else None
-    other_host = _link(bench, (other[0], other[1])) if len(other) > 1 else None
-    small, large = (bench.shift(SMALL), bench.shift(LARGE)) if control.world > 1 else (0.0, 0.0)
-    if control.rank != 0:
-        return None
-    crowd = max(len(ranks) for ranks in layout.by_host()) if len(layout.by_host()) == 1 else 0
-    links = Links(
-        same_host=same_host,
-        other_host=other_host,
-        reduce_seconds_per_byte=_reduction(),
-        host_seconds_per_message=small / crowd if crowd else 0.0,
-        host_seconds_per_byte=max(0.0, large - small) / (LARGE * crowd) if crowd else 0.0,
-    )
+    bench = Bench(
+        control=control, messenger=messenger, effort=THOROUGH if thorough else QUICK, cache=cache,
+        deadline_s=deadline_s, clock=clock,
+    )  # fmt: skip
+    job = _Job(bench=bench, hosts=layout.by_host(), rounds=THOROUGH_ROUNDS if thorough else QUICK_ROUNDS)
+    links = job.between_hosts(job.inside_hosts(Links(reduce_seconds_per_byte=job.reduction())))
     text = json.dumps(links.to_dict(), sort_keys=True)
-    return replace(links, calibration_id=hashlib.sha256(text.encode()).hexdigest()[:12])
+    return Calibration(
+        links=replace(links, calibration_id=hashlib.sha256(text.encode()).hexdigest()[:12]), windows=job.windows
+    )
 
 
-def _calls(once_s: float) -> int:
-    """Calls a window for calls of ``once_s`` seconds."""
-    return max(1, min(2000, int(STEP_S / WINDOWS / once_s)))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Job:
+    """``hosts``: the world ranks of each host. Keeps every window."""
+
+    bench: Bench
+    hosts: tuple[tuple[int, ...], ...]
+    rounds: int
+    windows: list[dict[str, Any]] = field(default_factory=list)
+
+    def _sweep(self, link: str, pattern: str, traffic: Any, sizes: Sequence[int] = SIZES) -> Windows:
+        found = self.bench.sweep(f"{pattern} {link}", traffic, sizes)
+        self.windows.extend(
+            {"link": link, "pattern": pattern, "bytes": size, "seconds": seconds} for size, seconds in found.items()
+        )
+        return found
+
+    def reduction(self) -> float:
+        """Seconds a byte of adding float32 to float32 that is out of the first-level cache, on the slowest rank."""
+        messenger, size, calls = self.bench.messenger, 1 << 20, 10
+        left, right = messenger.buffer(size), messenger.buffer(size)
+        add = messenger.reduce(left, left, right, "float32", "sum")
+        times = []
+        for _ in range(3):
+            start = self.bench.clock()
+            for _ in range(calls):
+                add()
+            messenger.finish()
+            times.append((self.bench.clock() - start) / calls / size)
+        slowest: float = self.bench.control.agree(float(np.median(times)), max)
+        return slowest
+
+    # -- inside hosts --------------------------------------------------------------------------
+
+    def inside_hosts(self, links: Links) -> Links:
+        crowded = [ranks for ranks in self.hosts if len(ranks) > 1]
+        if not crowded:
+            return links
+        ranks = max(crowded, key=len)
+        link = self._link("same_host", (ranks[0], ranks[1]), ranks[1:])
+        crowd = len(ranks)
+        if len(crowded) == 1 and crowd == 2:
+            together = dict(link.exchange)
+        else:
+            found = self._sweep("same_host", "shift", shift(crowded))
+            together = dict(_medians(found))
+            link = replace(link, shift=tuple(together.items()))
+        small, large = min(together), max(together)
+        return replace(
+            links, same_host=link,
+            host_seconds_per_message=together[small] / crowd,
+            host_seconds_per_byte=max(0.0, together[large] - together[small]) / (large * crowd),
+        )  # fmt: skip
+
+    # -- between hosts -------------------------------------------------------------------------
+
+    def between_hosts(self, links: Links) -> Links:
+        if len(self.hosts) < 2:
+            return links
+        leaders = [ranks[0] for ranks in self.hosts]
+        rates = self._host_rates(leaders)
+        first, second = _usual_pair(rates) if rates else (0, 1)
+        link = self._link(
+            "other_host", (leaders[first], leaders[second]),
+            [rank for host, rank in enumerate(leaders) if host != first],
+            to=leaders[first],
+        )  # fmt: skip
+        per_host = _per_host(rates, len(leaders), link.seconds_per_byte)
+        slowest = _slowest_hop(per_host, link.seconds_per_byte)
+        if len(leaders) > 2:
+            found = _medians(self._sweep("other_host", "shift", shift([leaders])))
+            link = replace(link, shift=_on_usual_hosts(found, link, slowest))
+        links = replace(links, other_host=link, host_rates=per_host)
+        most = max(map(len, self.hosts))
+        rails = [[ranks[i] for ranks in self.hosts if i < len(ranks)] for i in range(most)]
+        rails = [rail for rail in rails if len(rail) > 1]
+        if len(rails) < 2:
+            return links
+        found = _medians(self._sweep("other_host", "nic", shift(rails)))
+        return replace(links, **_nic(_on_usual_hosts(found, link, slowest), link, len(rails)))
+
+    def _host_rates(self, leaders: list[int]) -> dict[tuple[int, int], float]:
+        """Seconds a byte from host to host, for the pairs tried: in each round every host has another partner."""
+        rates: dict[tuple[int, int], float] = {}
+        if len(leaders) < 3:
+            return rates
+        for pairs in partners(len(leaders), self.rounds):
+            rates.update(self._rates_of(pairs, leaders))
+            rates.update(self._rates_of([(b, a) for a, b in pairs], leaders))
+        return rates
+
+    def _rates_of(self, pairs: list[tuple[int, int]], leaders: list[int]) -> dict[tuple[int, int], float]:
+        """All pairs' streams at once, each timed by itself."""
+        traffic = stream([(leaders[a], leaders[b]) for a, b in pairs])
+        everyone = self.bench.each("rates of hosts", traffic, RATE_SIZE)
+        rates = {(a, b): max(everyone[leaders[a]], everyone[leaders[b]]) / RATE_SIZE for a, b in pairs}
+        self.windows.extend(
+            {"link": "other_host", "pattern": "stream", "bytes": RATE_SIZE, "seconds": [rate * RATE_SIZE],
+             "hosts": list(pair)} for pair, rate in rates.items()
+        )  # fmt: skip
+        return rates
+
+    # -- one link ------------------------------------------------------------------------------
+
+    def _link(self, name: str, pair: tuple[int, int], others: Sequence[int], to: int | None = None) -> Link:
+        """All that is measured of one class of links but its shift."""
+        there = _medians(self._sweep(name, "one_way", one_way(*pair)))
+        table = tuple((size, seconds / 2) for size, seconds in there)
+        both = _medians(self._sweep(name, "exchange", shift([pair])))
+        large = int(table[-1][0])
+        streamed = self._sweep(name, "stream", stream([pair]), (SIZES[0], large))
+        # A link is no faster than it is, but a busy machine makes it look slower: for what bounds, the least counts.
+        per_byte = min(min(streamed.get(large, [np.inf])) / large, table[-1][1] / large)
+        # An exchange is one call on each rank where half a ping-pong is two: at sizes where the interpreter shows, it
+        # comes nearer to the wire.
+        latency = min(table[0][1], both[0][1])
+        link = Link(
+            latency_s=latency, seconds_per_byte=per_byte, overhead_s=float(np.median(streamed[SIZES[0]])),
+            table=table, exchange=both,
+        )  # fmt: skip
+        if len(others) < 2:
+            return link
+        gathered = _medians(self._sweep(name, "fan_in", fan_in(others, pair[0] if to is None else to)))
+        more = len(others) - 1
+        return replace(
+            link,
+            fan_in=tuple((size, max(0.0, seconds - link.message_s(size)) / more) for size, seconds in gathered),
+        )
 
 
-def _link(bench: _Bench, pair: tuple[int, int]) -> Link:
-    table = tuple((size, bench.message(pair, size)) for size in SIZES)
-    per_byte = min(bench.stream(pair, STREAM_SIZE, 4), table[-1][1] / SIZES[-1])
-    both = bench.exchange(pair, LARGE)
-    # An exchange is one call on each rank where half a ping-pong is two: at sizes where the interpreter shows, it comes
-    # nearer to the wire.
-    latency = min(table[0][1], bench.exchange(pair, SMALL))
-    one_way = dict(table)[LARGE]
-    factor = (both - latency) / (one_way - latency) if one_way > latency else 1.0
-    return Link(latency_s=latency, seconds_per_byte=per_byte, exchange_factor=min(2.0, max(1.0, factor)), table=table)
+def _medians(found: Windows) -> Table:
+    return tuple((size, float(np.median(seconds))) for size, seconds in found.items())
 
 
-def _reduction() -> float:
-    """Seconds a byte of adding one float32 array to another that is out of the first-level cache."""
-    left, right = np.ones(1 << 18, dtype=np.float32), np.ones(1 << 18, dtype=np.float32)
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        np.add(left, right, out=left)
-        times.append(time.perf_counter() - start)
-    return float(np.median(times)) / left.nbytes
+def partners(hosts: int, rounds: int) -> list[list[tuple[int, int]]]:
+    """Pairs of hosts, all at once in each of at most ``rounds`` rounds, no pair twice (the circle method)."""
+    seats: list[int | None] = [*range(hosts), *([None] if hosts % 2 else [])]
+    found = []
+    for _ in range(min(rounds, len(seats) - 1)):
+        half = len(seats) // 2
+        tables = zip(seats[:half], reversed(seats[half:]), strict=True)
+        found.append([(a, b) for a, b in tables if a is not None and b is not None])
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return found
+
+
+def _usual_pair(rates: dict[tuple[int, int], float]) -> tuple[int, int]:
+    """The pair of hosts whose rate is nearest to the median."""
+    middle = float(np.median(list(rates.values())))
+    return min(rates, key=lambda pair: (abs(rates[pair] - middle), pair))
+
+
+def _per_host(rates: dict[tuple[int, int], float], hosts: int, usual: float) -> tuple[tuple[float, float], ...]:
+    """Seconds a byte out of and into each host: what it reached with its best partner. Empty where all are alike."""
+    if not rates:
+        return ()
+    found = []
+    for host in range(hosts):
+        out = min((rate for (source, _), rate in rates.items() if source == host), default=usual)
+        into = min((rate for (_, target), rate in rates.items() if target == host), default=usual)
+        found.append((out if out > ALIKE * usual else usual, into if into > ALIKE * usual else usual))
+    return tuple(found) if any(pair != (usual, usual) for pair in found) else ()
+
+
+def _slowest_hop(per_host: tuple[tuple[float, float], ...], usual: float) -> float:
+    """Seconds a byte of the slowest link in the ring of hosts."""
+    following = (*per_host[1:], *per_host[:1])
+    return max((max(out, into) for (out, _), (_, into) in zip(per_host, following, strict=True)), default=usual)
+
+
+def _on_usual_hosts(found: Table, link: Link, slowest: float) -> Table:
+    """A shift that went at the pace of a slow host, as it would be among usual ones: what it takes above a message alone
+    shrinks with the rate."""
+    if slowest <= link.seconds_per_byte:
+        return found
+    table = []
+    for size, seconds in found:
+        alone = link.message_s(size)
+        longer = max(0.0, seconds - alone - size * (slowest - link.seconds_per_byte))
+        table.append((size, alone + longer * link.seconds_per_byte / slowest))
+    return tuple(table)
+
+
+def _nic(found: Table, link: Link, ranks: int) -> dict[str, Any]:
+    """What each of the messages of several ranks keeps their NIC busy for, and the best rate in one direction."""
+    busy = []
+    for size, seconds in found:
+        latency = link.message_s(size) - link.occupied_s(size)
+        busy.append((size, max(0.0, seconds - latency) / ranks))
+    size, seconds = busy[-1]
+    return {"nic": tuple(busy), "nic_seconds_per_byte": min(link.seconds_per_byte, seconds / size)}

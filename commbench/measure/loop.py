@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ class Settings:
     """How to measure. ``common_clock``: all ranks read one clock. ``spin``: every rank has a core of its own.
 
     ``barrier`` starts iterations together where clocks differ; every rank of the world takes part in it.
+    ``count_sent``: hosts count what they send, each by the ``sent_bytes`` of one of its ranks.
     """
 
     streamed: bool
@@ -45,12 +47,15 @@ class Settings:
     common_clock: bool
     spin: bool
     barrier: Operation | None = None
+    count_sent: bool = False
+    sent_bytes: Callable[[], int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """What rank 0 knows in the end. ``stamps[rank, iteration] = (start, end)`` in ns; ``kept`` marks iterations that
-    count; ``batch`` operations make one iteration (1 when isolated). ``summary`` is per operation."""
+    count; ``batch`` operations make one iteration (1 when isolated). ``summary`` is per operation, as is
+    ``wire_bytes``, what all hosts sent, None where nobody counted."""
 
     summary: Summary
     iterations: Iterations
@@ -62,6 +67,7 @@ class Measured:
     verified: int
     stop: str
     start: str
+    wire_bytes: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -73,6 +79,26 @@ class _Rank:
     control: Control
     settings: Settings
     filled: dict[int, int] = field(default_factory=dict)
+    sent: int = 0
+    operations_sent: int = 0
+    _sent_before: int | None = None
+
+    def start_counting(self) -> None:
+        if self.settings.sent_bytes is not None:
+            self._sent_before = self.settings.sent_bytes()
+
+    def stop_counting(self, operations: int) -> None:
+        """Once every rank is known to be done: before, some of the bytes may not have left."""
+        if self.settings.sent_bytes is not None and self._sent_before is not None:
+            self.sent += self.settings.sent_bytes() - self._sent_before
+            self.operations_sent += operations
+            self._sent_before = None
+
+    def wire_bytes(self) -> float | None:
+        """What all hosts sent for an operation."""
+        counted: list[list[int]] = self.control.agree([self.sent, self.operations_sent], list)
+        operations = max(each for _, each in counted)
+        return sum(each for each, _ in counted) / operations if operations else None
 
     @property
     def takes_part(self) -> bool:
@@ -127,11 +153,14 @@ def measure(
     ) if control.rank == 0 else None  # fmt: skip
     gc.collect()
     gc.disable()
+    count = 0
     try:
         while True:
             plan = control.share(head.plan() if head else None)
+            rank.stop_counting(count)
             if plan["stop"]:
                 break
+            count = plan["count"]
             control.expect(max(settings.deadline_s, 100 * plan["expected_s"]), f"measuring {doing}")
             values, stamps = _round(rank, plan)
             gathered = control.gather(values, stamps.tobytes())
@@ -139,7 +168,8 @@ def measure(
                 head.learn(plan, gathered)
     finally:
         gc.enable()
-    return head.result(plan["stop"]) if head else None
+    wire_bytes = rank.wire_bytes() if settings.count_sent else None
+    return head.result(plan["stop"], wire_bytes) if head else None
 
 
 def _warm_up(rank: _Rank, doing: str) -> float:
@@ -169,6 +199,7 @@ def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], NDArray[n
     rank.fill(plan["sets"], plan["first"], checked)
     filled = time.perf_counter()
     control.gather(None)
+    rank.start_counting()
     base_ns = control.share(now_ns() + plan["lead_ns"])
     ready = time.perf_counter()
     start = Start(
@@ -290,11 +321,11 @@ class _Head:
             return found, *well_started(found, SAME_HOST_ERROR_S)
         return found, np.ones(len(found.time), dtype=bool), False
 
-    def result(self, stop: str) -> Measured:
+    def result(self, stop: str, wire_bytes: float | None) -> Measured:
         found, kept, late = self._kept()
         start = "barrier" if self.settings.barrier is not None else "clock"
         return Measured(
             summary=summarise_times(found.time[kept] / self.batch), iterations=found, kept=kept,
             stamps=np.concatenate(self.rounds, axis=1), batch=self.batch, late_starts=late, wrong=self.wrong,
-            verified=self.verified, stop=stop, start=start,
+            verified=self.verified, stop=stop, start=start, wire_bytes=wire_bytes,
         )  # fmt: skip

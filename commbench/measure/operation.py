@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,3 +46,49 @@ class PointToPoint(Protocol):
 
     def exchange(self, to: int, source: int) -> None:
         """Send and receive at the same time."""
+
+
+class Post(NamedTuple):
+    """One side of a message: memory to send from or to receive into, the other rank, and a tag (below 32768).
+
+    Messages from one rank to another that have the same tag meet in the order in which they are posted. Those of one
+    step have no order: give them different tags, or the same number of them to both ranks' steps.
+    """
+
+    memory: Any
+    peer: int
+    tag: int = 0
+
+
+class Messenger(Protocol):
+    """Messages among the ranks of one group, and what can be done to memory of the library's kind between them.
+
+    ``peer`` is a rank within the group. Memory is one-dimensional and of bytes (a numpy array or a torch tensor on the
+    rank's device); a slice of it is memory too. Every method but ``finish`` prepares: what it returns does the work,
+    again at each call, in the order of the calls, and makes the host wait no more than the library does.
+    """
+
+    def buffer(self, size: int) -> Any:
+        """``size`` bytes of memory, all zero, touched, and at a page boundary where it is the host's."""
+
+    def step(self, sends: Sequence[Post], receives: Sequence[Post]) -> Callable[[], Any]:
+        """Post all of these messages together and wait for all of them.
+
+        A rank and its peers must prepare matching steps; empty memory makes an empty message, which is sent. A library
+        that works on a device lets the device wait, not the host: call ``finish`` before reading what has arrived.
+        """
+
+    def copy(self, target: Any, source: Any) -> Callable[[], Any]:
+        """``target = source``, of equal length and not overlapping."""
+
+    def reduce(self, target: Any, left: Any, right: Any, dtype: str, op: str) -> Callable[[], Any]:
+        """``target = left op right``, element by element; ``target`` may be ``left`` or ``right``.
+
+        ``dtype`` and ``op`` are a case's; only those that the backend's ``why_not_reduce`` has no objection to.
+        """
+
+    def finish(self) -> None:
+        """Wait until all that was called is done."""
+
+    def operation(self, call: Callable[[], Any], given: Any, taken: Any, repeatable: bool) -> Operation:
+        """The operation that ``call`` performs on memory that holds this rank's input and output."""

@@ -10,8 +10,10 @@ import numpy as np
 
 from commbench.cases import Case, Layout, group_members
 from commbench.measure.loop import Measured
-from commbench.models import Links, nearest, predict
+from commbench.models import Links, nearest, predict, predict_schedule
 from commbench.records import STATUS_OK, STATUS_SKIPPED, STATUS_WRONG, Point
+from commbench.schedules import leaving
+from commbench.schedules.own import is_own, own_schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,7 @@ def measured_point(
         point.skew_s = float(np.median(iterations.skew[kept]))
         point.time_first_s = float(np.median(iterations.first[kept]))
         point.late_starts = found.late_starts
+    point.wire_bytes = found.wire_bytes
     point.start, point.note, point.steal_s, point.pass_index = found.start, note, steal_s, pass_index
     if not wrong:
         _set_bandwidth(point, case)
@@ -88,11 +91,10 @@ def _set_models(point: Point, case: Case, setting: Setting) -> None:
     if setting.links is None or not point.time_s:
         return
     group = group_members(case.group, setting.layout)[point.group_index or 0]
-    host_of = setting.layout.host_of
+    hosts = hosts_of(group, setting.layout)
     found = predict(
-        case.collective, case.bytes, tuple(host_of[rank] for rank in group), setting.links, timing=case.timing,
-        root=case.root, itemsize=case.itemsize,
-    )  # fmt: skip
+        case.collective, case.bytes, hosts, setting.links, timing=case.timing, root=case.root, itemsize=case.itemsize
+    )
     # A bound of zero (streamed, without data) bounds nothing.
     point.ring_s, point.tree_s, point.bound_s = found.ring_s, found.tree_s, found.bound_s or None
     point.predictions = dict(found.times)
@@ -103,3 +105,26 @@ def _set_models(point: Point, case: Case, setting: Setting) -> None:
         point.efficiency = found.bound_s / point.time_s
         point.beyond_bound = point.time_s < found.bound_s
     point.nearest_model, point.nearest_error = nearest(found.times, point.time_s)
+    _set_own_model(point, case, setting, hosts)
+
+
+def _set_own_model(point: Point, case: Case, setting: Setting, hosts: tuple[int, ...]) -> None:
+    """What is known of an operation when it is known how it was carried out."""
+    if not is_own(case.algorithm) or setting.links is None or not point.time_s:
+        return
+    everyone = [hosts_of(group, setting.layout) for group in group_members(case.group, setting.layout)]
+    schedules = [own_schedule(case.collective, case.algorithm, case.bytes, each, case.root) for each in everyone]
+    if point.wire_bytes is not None:
+        point.schedule_bytes = case.bytes * float(
+            sum(sum(leaving(one, each).values()) for one, each in zip(schedules, everyone, strict=True))
+        )
+    mine = schedules[everyone.index(hosts)]
+    point.predicted_s = predict_schedule(mine, case.bytes, hosts, setting.links, case.timing)
+    if point.predicted_s:
+        point.prediction_error = point.time_s / point.predicted_s - 1
+
+
+def hosts_of(group: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
+    """The number of the host of each of these ranks."""
+    host_of = layout.host_of
+    return tuple(host_of[rank] for rank in group)

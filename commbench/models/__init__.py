@@ -5,7 +5,7 @@ from __future__ import annotations
 from commbench.models.bounds import bound
 from commbench.models.closed_forms import ClosedForm, closed_form
 from commbench.models.links import Link, Links
-from commbench.models.prediction import Prediction, bus_bandwidth, nearest, predict
+from commbench.models.prediction import Prediction, bus_bandwidth, nearest, predict, predict_schedule
 from commbench.models.pricing import price
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "closed_form",
     "nearest",
     "predict",
+    "predict_schedule",
     "price",
 ]

@@ -37,15 +37,14 @@ def bound(
     share = message_bytes / (len(hosts) if COLLECTIVES[collective].split else 1)
     demand = _demand(collective, hosts, root)
     rates = _rank_rates(hosts, links)
-    blocks_times_rate = [blocks * rate for blocks, rate in zip(demand.ranks.most, rates, strict=True)]
-    blocks_times_rate.append(demand.ranks.mean * min(rates))
-    if len(demand.hosts.most) > 1:
-        rate = links.of(crossing=True).seconds_per_byte
-        blocks_times_rate.append(max(*demand.hosts.most, demand.hosts.mean) * rate)
+    seconds = [*_needed(demand.ranks, rates), demand.ranks.mean * min(min(pair) for pair in rates)]
+    if len(demand.hosts.sides) > 1:
+        nics = [_nic_rates(host, hosts, links) for host in demand.hosts.sides]
+        seconds += [*_needed(demand.hosts, nics), demand.hosts.mean * min(min(pair) for pair in nics)]
     latency = 0.0
     if timing == ISOLATED:
         latency = demand.latencies * min(links.of(crossing=c).latency_s for c in classes_of(hosts))
-    return max(latency, share * max(blocks_times_rate))
+    return max(latency, share * max(seconds))
 
 
 def classes_of(hosts: tuple[int, ...]) -> list[bool]:
@@ -54,21 +53,38 @@ def classes_of(hosts: tuple[int, ...]) -> list[bool]:
     return [crossing for crossing, has in ((False, different < len(hosts)), (True, different > 1)) if has]
 
 
-def _rank_rates(hosts: tuple[int, ...], links: Links) -> list[float]:
-    """Per rank the seconds per byte of the fastest class of links that it has."""
+_Rates = tuple[float, float]  # seconds a byte out and in
+
+
+def _rank_rates(hosts: tuple[int, ...], links: Links) -> list[_Rates]:
+    """Per rank those of the fastest class of links that it has."""
     ranks_on = Counter(hosts)
     rates = {}
     for host, ranks in ranks_on.items():
-        classes = [crossing for crossing, has in ((False, ranks > 1), (True, len(ranks_on) > 1)) if has]
-        rates[host] = min(links.of(crossing=crossing).seconds_per_byte for crossing in classes)
+        found = [(links.of(crossing=False).seconds_per_byte,) * 2] if ranks > 1 else []
+        if len(ranks_on) > 1:
+            found.append((links.rate(host, out=True), links.rate(host, out=False)))
+        rates[host] = (min(out for out, _ in found), min(into for _, into in found))
     return [rates[host] for host in hosts]
+
+
+def _nic_rates(host: int, hosts: tuple[int, ...], links: Links) -> _Rates:
+    rate = links.nic_rate if hosts.count(host) > 1 else links.rate
+    return rate(host, out=True), rate(host, out=False)
+
+
+def _needed(flow: _Flow, rates: list[_Rates]) -> list[float]:
+    """Per side the greater of what must go out and come in, each over its rate."""
+    return [max(o * out, i * into) for o, i, (out, into) in zip(flow.out, flow.into, rates, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Flow:
-    """In blocks: per side the more of what must come in and go out, and the mean over the sides of what is sent."""
+    """In blocks: per side what must come in and go out, and the mean over the sides of what is sent."""
 
-    most: tuple[int, ...]
+    sides: tuple[int, ...]
+    into: tuple[int, ...]
+    out: tuple[int, ...]
     mean: float
 
 
@@ -108,7 +124,7 @@ def _flow(needs: _Needs, side_of: tuple[int, ...]) -> _Flow:
         for side in have:
             out[side] += need != {side}
         transfers += len(have) + len(need) - (2 if have & need else 1)
-    return _Flow(most=tuple(max(into[side], out[side]) for side in into), mean=transfers / len(into))
+    return _Flow(sides=tuple(into), into=tuple(into.values()), out=tuple(out.values()), mean=transfers / len(into))
 
 
 def _reached(needs: _Needs, n: int) -> int:

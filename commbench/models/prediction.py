@@ -11,7 +11,8 @@ from commbench.models.bounds import STREAMED, bound, classes_of
 from commbench.models.closed_forms import closed_form
 from commbench.models.links import Links
 from commbench.models.pricing import price
-from commbench.schedules.catalogue import ALGORITHMS, PIPELINED, build
+from commbench.schedules.catalogue import ALGORITHMS, HIERARCHICAL, PIPELINED, build, buildable, pieces_for
+from commbench.schedules.schedule import Schedule
 
 RING, TREE = "ring", "double_binary_tree"
 NEAR = 0.3  # a model that is further off does not explain a measurement
@@ -53,19 +54,35 @@ def predict(
     least = bound(collective, message_bytes, hosts, links, timing, root)
     times = {}
     for algorithm in ALGORITHMS.get(collective, {}):
-        pieces = _best_pieces(collective, algorithm, message_bytes, hosts, links, root, itemsize)
-        if len(hosts) > MOST_SIMULATED:
-            times[algorithm] = max(least, _formula(collective, algorithm, message_bytes, hosts, links, pieces))
+        if buildable(collective, algorithm, hosts):
             continue
-        schedule = build(collective, algorithm, len(hosts), root, pieces)
-        if timing == STREAMED:
-            longer, shorter = (
-                price(schedule, message_bytes, hosts, links, repeats) for repeats in (2 * STREAM, STREAM)
-            )
-            times[algorithm] = (longer - shorter) / STREAM
-        else:
-            times[algorithm] = price(schedule, message_bytes, hosts, links)
+        pieces = _best_pieces(collective, algorithm, message_bytes, hosts, links, root, itemsize)
+        times[algorithm] = max(
+            least, predict_algorithm(collective, algorithm, message_bytes, hosts, links, timing, root, pieces)
+        )
     return Prediction(ring_s=times.get(RING), tree_s=times.get(TREE), bound_s=least, times=times)
+
+
+def predict_algorithm(
+    collective: str, algorithm: str, message_bytes: float, hosts: tuple[int, ...], links: Links,
+    timing: str = "isolated", root: int = 0, pieces: int = 1,
+) -> float:  # fmt: skip
+    """Seconds that one algorithm takes with the message in ``pieces`` pieces; the rest as in :func:`predict`."""
+    if len(hosts) > MOST_SIMULATED:
+        return _formula(collective, algorithm, message_bytes, hosts, links, pieces)
+    return predict_schedule(
+        build(collective, algorithm, len(hosts), root, pieces, hosts), message_bytes, hosts, links, timing
+    )
+
+
+def predict_schedule(
+    schedule: Schedule, message_bytes: float, hosts: tuple[int, ...], links: Links, timing: str = "isolated"
+) -> float:
+    """Seconds that a schedule takes: alone, or for each further one of a stream."""
+    if timing != STREAMED:
+        return price(schedule, message_bytes, hosts, links)
+    longer, shorter = (price(schedule, message_bytes, hosts, links, repeats) for repeats in (2 * STREAM, STREAM))
+    return (longer - shorter) / STREAM
 
 
 def nearest(times: dict[str, float], measured_s: float) -> tuple[str | None, float | None]:
@@ -102,12 +119,14 @@ def _best_pieces(
     """
     if (collective, algorithm) not in PIPELINED:
         return 1
+    if (collective, algorithm) in HIERARCHICAL:
+        return pieces_for(collective, algorithm, message_bytes)
     most = min(MOST_PIECES, int(message_bytes) // (2 * itemsize))
 
     def cost(pieces: int) -> float:
         if len(hosts) > MOST_SIMULATED:
             return _formula(collective, algorithm, message_bytes, hosts, links, pieces)
-        return price(build(collective, algorithm, len(hosts), root, pieces), message_bytes, hosts, links)
+        return price(build(collective, algorithm, len(hosts), root, pieces, hosts), message_bytes, hosts, links)
 
     best = _formula_pieces(collective, algorithm, message_bytes, hosts, links, most)
     costs = {pieces: cost(pieces) for pieces in (best // 2, best, best * 2) if 1 <= pieces <= max(most, 1)}

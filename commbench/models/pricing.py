@@ -1,13 +1,14 @@
 """The time a schedule takes over given links: one event simulation, the same for every algorithm and topology.
 
-A message begins when both its steps have begun. For its bytes at the streaming rate it occupies its sender's send
-side and its receiver's receive side, and, if it crosses hosts, the send and receive side of their NICs; the rest of
-what it takes alone, its latency, occupies nothing (as in LogGP: Alexandrov et al., J. Parallel Distrib. Comput. 44,
-1997). While both sides of a rank or NIC are busy, both go slower by the link's exchange factor. A message inside a host
-also takes its part of what that host's cores and memory can do. Each of these serves one message after another, first
-come, first served; so a change that alters the order can, now and then, make the whole a few percent faster although
-each message got slower. A receive that reduces adds the addition on the receiver before its step ends. Arrival ends the
-sender's step too: what a library may buffer is not assumed.
+A message begins when both its steps have begun. While it occupies them (its overhead, and its bytes at the streaming
+rate) it holds its sender's send side and its receiver's receive side and, if it crosses hosts, the send and receive
+side of their NICs; the rest of what it takes alone, its latency, occupies nothing (as in LogGP: Alexandrov et al.,
+J. Parallel Distrib. Comput. 44, 1997). While both sides of a rank or NIC are busy, both take longer, by what was
+measured of that pattern (:class:`commbench.models.links.Link`). A message inside a host also takes its part of what
+that host's cores and memory can do. Each of these serves one message after another, first come, first served; so a
+change that alters the order can, now and then, make the whole a few percent faster although each message got slower.
+A receive that reduces adds the addition on the receiver before its step ends. Arrival ends the sender's step too: what
+a library may buffer is not assumed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from commbench.models.links import Links
+from commbench.models.links import Links, interpolate
 from commbench.schedules.matching import match
 from commbench.schedules.schedule import Schedule, ScheduleError
 
@@ -37,18 +38,32 @@ def price(schedule: Schedule, message_bytes: float, hosts: tuple[int, ...], link
 class _Plan:
     """What does not depend on sizes and links. Sides are numbered so that a pair's two directions differ in bit 0.
 
-    ``routes[i]``: message i's (send step, receive step, sides, host or -1, receiver if it reduces or -1, kind).
-    ``kinds``: (crosses hosts, blocks). ``starts[rank]``: first step of each channel; ``last``: step -> its rank, if it
-    is the last of its channel.
+    ``routes[i]``: message i's route. ``kinds``: (host it leaves, host it reaches, blocks), hosts -1 where it stays
+    inside one. ``starts[rank]``: first step of each channel; ``last``: step -> its rank, if it is the last of its
+    channel.
     """
 
-    routes: tuple[tuple[int, int, tuple[int, ...], int, int, int], ...]
-    kinds: tuple[tuple[bool, int], ...]
+    routes: tuple[_Route, ...]
+    kinds: tuple[tuple[int, int, int], ...]
     starts: tuple[tuple[int, ...], ...]
     last: dict[int, int]
     step_messages: tuple[tuple[int, ...], ...]
     sides: int
     hosts: int
+
+
+class _Route(NamedTuple):
+    """``sides``: of the two ranks and, where their NICs carry other ranks too, of these; ``host``: whose memory it is
+    carried by, or -1; ``adder``: its receiver if it reduces, or -1."""
+
+    send_step: int
+    recv_step: int
+    source: int
+    target: int
+    sides: tuple[int, ...]
+    host: int
+    adder: int
+    kind: int
 
 
 @lru_cache(maxsize=64)
@@ -58,19 +73,25 @@ def _plan(schedule: Schedule, hosts: tuple[int, ...]) -> _Plan:
         raise ScheduleError(f"a schedule for {n} ranks cannot run on {len(hosts)}")
     number = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
     ranks_on = Counter(hosts)
-    kinds: dict[tuple[bool, int], int] = {}
+    kinds: dict[tuple[int, int, int], int] = {}
     matching = match(schedule)
     routes = []
     for m in matching.messages:
         here, there = hosts[m.source], hosts[m.target]
-        crossing = here != there
         sides = [2 * m.source, 2 * m.target + 1]
-        if crossing:  # the NIC of a rank that is alone on its host carries just what the rank's own sides do
+        if here == there:
+            kind = kinds.setdefault((-1, -1, len(m.blocks)), len(kinds))
+        else:
+            kind = kinds.setdefault((here, there, len(m.blocks)), len(kinds))
+            # The NIC of a rank that is alone on its host carries just what the rank's own sides do.
             sides += [2 * (n + number[here])] if ranks_on[here] > 1 else []
             sides += [2 * (n + number[there]) + 1] if ranks_on[there] > 1 else []
-        kind = kinds.setdefault((crossing, len(m.blocks)), len(kinds))
-        host = -1 if crossing else number[here]
-        routes.append((m.send_step, m.recv_step, tuple(sides), host, m.target if m.reduce else -1, kind))
+        routes.append(
+            _Route(
+                m.send_step, m.recv_step, m.source, m.target, tuple(sides), number[here] if here == there else -1,
+                m.target if m.reduce else -1, kind,
+            )
+        )  # fmt: skip
     return _Plan(
         routes=tuple(routes),
         kinds=tuple(kinds),
@@ -83,25 +104,50 @@ def _plan(schedule: Schedule, hosts: tuple[int, ...]) -> _Plan:
 
 
 class _Cost(NamedTuple):
-    """Seconds of one message; ``slower``: what each second in which both directions move adds to either."""
+    """Seconds of one message. ``occupied``: how long it holds the sides of its ranks, ``queued`` the receive side if it
+    had to wait for another rank's, ``nic_out`` and ``nic_in`` the sides of NICs; ``exchange``, ``shift`` and ``nic``:
+    what is added while the same side is busy in the other direction, with the same rank, with another, of a NIC."""
 
     occupied: float
     latency: float
-    slower: float
+    queued: float
+    exchange: float
+    shift: float
+    nic_out: float
+    nic_in: float
+    nic: float
     host_busy: float
     adding: float
 
 
-def _cost(links: Links, crossing: bool, size: float) -> _Cost:
+def _cost(links: Links, here: int, there: int, size: float) -> _Cost:
+    crossing = here != there
     link = links.of(crossing=crossing)
-    occupied = size * link.seconds_per_byte
+    whole, occupied = link.message_s(size), link.occupied_s(size)
+    queued, exchange, shift = (
+        link.queued_s(size), link.both_ways_s(size, one_pair=True), link.both_ways_s(size, one_pair=False)
+    )  # fmt: skip
+    nic_out = nic_in = nic = 0.0
+    if crossing:
+        # What was measured between two hosts of usual rates, on the slower of these two.
+        slowest = max(links.rate(here, out=True), links.rate(there, out=False))
+        longer = size * (slowest - link.seconds_per_byte)
+        scale = slowest / link.seconds_per_byte if link.seconds_per_byte else 1.0
+        occupied, queued = occupied + longer, queued + longer
+        whole = max(whole + longer, occupied)
+        exchange, shift = exchange * scale, shift * scale
+        nic_out, nic_in = size * links.nic_rate(here, out=True), size * links.nic_rate(there, out=False)
+        if links.nic:
+            usual = size * (links.nic_seconds_per_byte or link.seconds_per_byte)
+            nic = max(0.0, interpolate(links.nic, size, link.seconds_per_byte) - usual) * scale
+        else:
+            nic = exchange
     return _Cost(
-        occupied=occupied,
-        latency=link.message_s(size) - occupied,
-        slower=max(link.exchange_factor - 1.0, 0.0),
+        occupied=occupied, latency=whole - occupied, queued=queued, exchange=exchange, shift=shift,
+        nic_out=nic_out, nic_in=nic_in, nic=nic,
         host_busy=links.host_seconds_per_message + size * links.host_seconds_per_byte,
         adding=size * links.reduce_seconds_per_byte,
-    )
+    )  # fmt: skip
 
 
 class _Run:
@@ -110,13 +156,14 @@ class _Run:
     def __init__(self, plan: _Plan, block_bytes: float, links: Links, repeats: int) -> None:
         self.plan, self.repeats = plan, repeats
         self.steps, self.messages = len(plan.step_messages), len(plan.routes)
-        self.costs = [_cost(links, crossing, blocks * block_bytes) for crossing, blocks in plan.kinds]
+        self.costs = [_cost(links, here, there, blocks * block_bytes) for here, there, blocks in plan.kinds]
         self.begin = [-1.0] * (self.steps * repeats)
         self.end = [0.0] * (self.steps * repeats)
         self.left = [len(messages) for messages in plan.step_messages] * repeats
         self.rank_end = [0.0] * len(plan.starts)
         self.channels_left = [len(starts) for starts in plan.starts] * repeats
         self.arrival = [0.0] * (self.messages * repeats)
+        self.free = [0.0] * plan.sides
         self.tail = [-1] * plan.sides  # the last message to occupy each side
         self.heap: list[tuple[float, int]] = []
 
@@ -129,47 +176,67 @@ class _Run:
 
     def _carry_messages(self) -> None:
         """Take events in order of time; an arrival (numbered ~message) comes before a start at the same time."""
-        heap, arrival, tail, free = self.heap, self.arrival, self.tail, [0.0] * self.plan.sides
+        heap, arrival = self.heap, self.arrival
         host_free, adder_free = [0.0] * self.plan.hosts, [0.0] * len(self.plan.starts)
         while heap:
             time, number = heappop(heap)
             if number >= 0:
-                _, _, sides, host, _, kind = self.plan.routes[number % self.messages]
-                occupied, latency, slower, host_busy, _ = self.costs[kind]
-                done = time + occupied
-                for side in sides:
-                    start = free[side] if free[side] > time else time
-                    finished = start + occupied
-                    both = free[side ^ 1] - start
-                    if slower and both > 0.0:
-                        delay = slower * (both if both < occupied else occupied)
-                        finished += delay
-                        free[side ^ 1] += delay
-                        self._delay(tail[side ^ 1], free[side ^ 1])
-                    free[side] = finished
-                    tail[side] = number
-                    if finished > done:
-                        done = finished
-                done += latency
-                if host >= 0 and host_busy:
-                    host_free[host] = (host_free[host] if host_free[host] > time else time) + host_busy
-                    if host_free[host] > done:
-                        done = host_free[host]
+                route = self.plan.routes[number % self.messages]
+                cost = self.costs[route.kind]
+                done = self._occupy(number, time, route, cost) + cost.latency
+                if route.host >= 0 and cost.host_busy:
+                    free = host_free[route.host]
+                    host_free[route.host] = (free if free > time else time) + cost.host_busy
+                    if host_free[route.host] > done:
+                        done = host_free[route.host]
                 arrival[number] = done
                 heappush(heap, (done, ~number))
             elif arrival[~number] > time:
                 heappush(heap, (arrival[~number], number))
             else:
-                send_step, recv_step, _, _, adder, kind = self.plan.routes[~number % self.messages]
+                route = self.plan.routes[~number % self.messages]
                 offset = ~number // self.messages * self.steps
-                self._done(send_step + offset, time)
-                if adder >= 0:
-                    adder_free[adder] = time = max(time, adder_free[adder]) + self.costs[kind].adding
-                self._done(recv_step + offset, time)
+                self._done(route.send_step + offset, time)
+                if route.adder >= 0:
+                    time = max(time, adder_free[route.adder]) + self.costs[route.kind].adding
+                    adder_free[route.adder] = time
+                self._done(route.recv_step + offset, time)
+
+    def _occupy(self, number: int, time: float, route: _Route, cost: _Cost) -> float:
+        """Let a message that starts at ``time`` hold its sides; when it lets go of the last."""
+        free, tail, routes, messages = self.free, self.tail, self.plan.routes, self.messages
+        ranks = 2 * len(self.plan.starts)  # the first side of a NIC
+        done = time
+        for side in route.sides:
+            start, occupied = time, cost.occupied
+            if side >= ranks:
+                occupied = cost.nic_in if side & 1 else cost.nic_out
+            if free[side] > time:
+                start = free[side]
+                if side == 2 * route.target + 1 and routes[tail[side] % messages].source != route.source:
+                    occupied = cost.queued
+            finished = start + occupied
+            both = free[side ^ 1] - start
+            if both > 0.0:
+                other = routes[tail[side ^ 1] % messages]
+                if side >= ranks:
+                    longer = cost.nic
+                else:
+                    longer = cost.exchange if other.source == route.target and other.target == route.source else cost.shift
+                if longer:
+                    delay = longer * (both / occupied if both < occupied else 1.0)
+                    finished += delay
+                    free[side ^ 1] += delay
+                    self._delay(tail[side ^ 1], free[side ^ 1])
+            free[side] = finished
+            tail[side] = number
+            if finished > done:
+                done = finished
+        return done
 
     def _delay(self, number: int, finished: float) -> None:
         """The last message of a side ends later than announced, because one in the other direction has joined it."""
-        latency = self.costs[self.plan.routes[number % self.messages][-1]].latency
+        latency = self.costs[self.plan.routes[number % self.messages].kind].latency
         self.arrival[number] = max(self.arrival[number], finished + latency)
 
     def _done(self, step: int, time: float) -> None:
@@ -186,8 +253,8 @@ class _Run:
         self.begin[step] = time
         offset = repeat * self.steps
         for index in self.plan.step_messages[local]:
-            send_step, recv_step = self.plan.routes[index][:2]
-            posted = self.begin[(recv_step if send_step == local else send_step) + offset]
+            route = self.plan.routes[index]
+            posted = self.begin[(route.recv_step if route.send_step == local else route.send_step) + offset]
             if posted >= 0.0:
                 heappush(self.heap, (posted if posted > time else time, index + repeat * self.messages))
         if not self.left[step]:

@@ -12,8 +12,9 @@ from commbench.provenance.sources import ROOT, attempt, read
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # /proc/net/dev: eight receive columns, then eight transmit columns.
+TX_BYTES_COLUMN = 8
 _NETDEV = {"rx_bytes": 0, "rx_packets": 1, "rx_errors": 2, "rx_dropped": 3,
-           "tx_bytes": 8, "tx_packets": 9, "tx_errors": 10, "tx_dropped": 11}  # fmt: skip
+           "tx_bytes": TX_BYTES_COLUMN, "tx_packets": 9, "tx_errors": 10, "tx_dropped": 11}  # fmt: skip
 _TCP = {"RetransSegs": "retransmitted", "InErrs": "in_errors"}
 
 

@@ -5,13 +5,14 @@ The proof that a schedule computes its collective is in :mod:`commbench.schedule
 
 from __future__ import annotations
 
-from commbench.schedules.catalogue import ALGORITHMS, PIPELINED, build
+from commbench.schedules.catalogue import ALGORITHMS, HIERARCHICAL, PIPELINED, build, buildable
 from commbench.schedules.counting import Counts, count, leaving
 from commbench.schedules.placement import Place, element_range, final_blocks, initial_blocks, places
 from commbench.schedules.schedule import Block, Message, Schedule, ScheduleError, Transfer, from_rounds
 
 __all__ = [
     "ALGORITHMS",
+    "HIERARCHICAL",
     "PIPELINED",
     "Block",
     "Counts",
@@ -21,6 +22,7 @@ __all__ = [
     "ScheduleError",
     "Transfer",
     "build",
+    "buildable",
     "count",
     "element_range",
     "final_blocks",

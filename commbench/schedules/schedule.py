@@ -187,6 +187,24 @@ class Schedule:
             channels.append(programs_of(self.ranks, rounds))
         return replace(self, cut=self.cut * count, programs=tuple(zip(*channels, strict=True)))
 
+    def merged(self) -> Schedule:
+        """The same messages on one channel: those of a rank that fall into one round are one step, whatever channel
+        they were on.
+
+        Both sides of a message have it in the same round and rounds are taken in order, so nothing can wait in a
+        circle. For those who cannot wait for several channels at once.
+        """
+        if self.channels == 1:
+            return self
+        from commbench.schedules.matching import match  # as in pieces
+
+        matching = match(self)
+        _check_can_be_regrouped(matching)
+        rounds: list[list[Message]] = [[] for _ in range(1 + max((m.round for m in matching.messages), default=0))]
+        for m in matching.messages:
+            rounds[m.round].append(Message(m.source, m.target, m.blocks, m.reduce))
+        return replace(self, programs=tuple((program,) for program in programs_of(self.ranks, rounds)))
+
     def _rewritten(self, change: Callable[[Step], Step], **fields: object) -> Schedule:
         programs = tuple(tuple(tuple(map(change, steps)) for steps in program) for program in self.programs)
         return replace(self, programs=programs, **fields)  # type: ignore[arg-type]

@@ -121,10 +121,17 @@ def test_everything_but_the_reason_to_skip_is_identity() -> None:
     assert len(found) == 1 + len(changes)
 
 
+def test_the_title_names_an_algorithm_that_is_not_the_librarys() -> None:
+    one = {"collective": "broadcast", "backend": "mpi", "bytes": 64, "reduce_op": None}
+    assert case(**one).title == "mpi broadcast 64 B float32 out isolated"
+    assert case(**one, algorithm="own:ring/4").title == "mpi broadcast 64 B float32 out isolated by own:ring/4"
+    assert case(**one, algorithm="own:ring", group="node").title.endswith(" isolated by own:ring in node")
+
+
 def test_a_case_and_a_sweep_survive_json() -> None:
     one = case(skip="x", reduce_op=None)
     assert Case.from_dict(json.loads(json.dumps(one.to_dict()))) == one
-    sweep = Sweep(sizes=(8, 16), dtypes=("int8",), soak_s=3.0, label="ä")
+    sweep = Sweep(sizes=(8, 16), dtypes=("int8",), soak_s=3.0, label="ä", left_out=(("barrier", "own:ring"),))
     assert Sweep.from_dict(json.loads(json.dumps(sweep.to_dict()))) == sweep
 
 
@@ -147,6 +154,18 @@ def test_every_combination_once_with_sizes_ascending_within() -> None:
     assert [one.backend for one in cases] == ["gloo"] * 96 + ["mpi"] * 96
     assert [one.bytes for one in cases[:4]] == [1024, 4096, 1024, 4096]
     assert {one.reduce_op for one in cases if one.collective == "broadcast"} == {None}
+
+
+def test_algorithms_of_a_sweep_and_what_is_left_out() -> None:
+    cases = expand(
+        collectives=("all_reduce", "barrier"), sizes=(64, 128), algorithms=("library", "own:ring", "own:dissemination"),
+        left_out=(("barrier", "own:ring"), ("all_reduce", "own:dissemination")),
+    )  # fmt: skip
+    assert [(one.collective, one.algorithm, one.bytes) for one in cases] == [
+        ("all_reduce", "library", 64), ("all_reduce", "library", 128),
+        ("all_reduce", "own:ring", 64), ("all_reduce", "own:ring", 128),
+        ("barrier", "library", 0), ("barrier", "own:dissemination", 0),
+    ]  # fmt: skip
 
 
 def test_sizes_that_round_together_are_one_case_and_an_exact_request_wins() -> None:

@@ -45,6 +45,7 @@ KEYS: list[tuple[str, str, str, Any]] = [
     ("op", '["sum", "max"]', "op", ("sum", "max")),
     ("op", '"all"', "op", REDUCE_OPS),
     ("placement", '"out,in"', "placement", ("out", "in")),
+    ("algorithm", '"library,own:ring/4"', "algorithm", ("library", "own:ring/4")),
     ("group", '"pair:0-1,node"', "group", ("pair:0-1", "node")),
     ("root", "1", "root", 1),
     ("timing", '"streamed"', "timing", ("streamed",)),
@@ -87,6 +88,22 @@ def test_a_mistake_in_the_file_does_not_matter_where_it_is_overridden(tmp_path: 
     assert read_options(toml(tmp_path, 'sizes = "12Q"\n'), {"sizes": "8"}).sizes == (8,)
 
 
+def test_which_algorithms_there_are_depends_on_the_collectives(tmp_path: Path) -> None:
+    sweep = read_options(None, {"collective": "barrier,all_gather", "algorithm": "own:all"}).sweep(0)
+    assert set(sweep.algorithms) == {
+        "own:dissemination", "own:ring", "own:recursive_doubling", "own:bruck", "own:hierarchical"
+    }  # fmt: skip
+    assert ("all_gather", "own:dissemination") in sweep.left_out
+    assert ("all_gather", "own:ring") not in sweep.left_out
+    with pytest.raises(UsageError, match="--algorithm: unknown algorithm 'own:ring': known are own:dissemination"):
+        read_options(None, {"collective": "barrier", "algorithm": "own:ring"})
+    with pytest.raises(UsageError, match="--collective: unknown collective 'allreduce'"):
+        read_options(None, {"collective": "allreduce", "algorithm": "own:ring"})
+    file = toml(tmp_path, 'collective = "gather"\nalgorithm = ["own:ring"]\n')
+    with pytest.raises(UsageError, match="algorithm: unknown algorithm 'own:ring': known are own:binomial_tree"):
+        read_options(file, {})
+
+
 def test_names_repeated_in_a_list_count_once() -> None:
     options = read_options(None, {"backend": "gloo,gloo", "dtype": "float,float32", "group": "pair:1-0,pair:0-01"})
     assert (options.backend, options.dtype, options.group) == (("gloo",), ("float32",), ("pair:0-1",))
@@ -98,6 +115,9 @@ REFUSED: list[tuple[str, str, str]] = [
     ("dtype", "float3", "unknown dtype 'float3': did you mean 'float32'?"),
     ("op", "summ", "unknown reduce op 'summ': did you mean 'sum'?"),
     ("placement", "inn", "unknown placement 'inn': did you mean 'in'?"),
+    ("algorithm", "own:rin", "unknown algorithm 'own:rin': did you mean 'own:ring'?"),
+    ("algorithm", "tree", "unknown algorithm 'tree': "),
+    ("algorithm", "own:ring/0", "'own:ring/0' is not an algorithm: write own:NAME, or own:NAME/8 for 8 pieces"),
     ("group", "wold", "unknown group 'wold': did you mean 'world'?"),
     ("group", "pair:1", "unknown group 'pair:1': did you mean 'pair:A-B'?"),
     ("group", "pair:1-1", "group 'pair:1-1' names one rank twice: write two different ranks, such as pair:0-1"),

@@ -220,7 +220,7 @@ def test_iterations_that_do_not_count_do_not_make_it_precise() -> None:
         # Seven late starts of 145 us each, three good ones that drift: five of the ten count.
         learn(one, [100.0 + 10 * (number // 2)] * 3 + [145.0] * 7, [0.0] * 3 + [90.0] * 7)
         assert one.plan()["stop"] is None
-    assert relative_half_width(one.result("budget").summary) > 0.02
+    assert relative_half_width(one.result("budget", None).summary) > 0.02
     steady = head(StoppingRule(precision=0.02, limit_s=1e9, limit_name="budget"))
     for _ in range(MIN_ROUNDS):
         assert steady.plan()["stop"] is None
