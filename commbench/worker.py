@@ -208,6 +208,7 @@ class _Worker:
         setting = self._setting(name, backend)
         cases = [(index, case) for index, case in enumerate(self.cases) if case.backend == name]
         self._measure_all(backend, cases, setting)
+        self._check_links(name, backend, setting)
         client.expect(self._patience_s, f"stopping {name}")
         client.gather(None)
         backend.stop()
@@ -239,6 +240,20 @@ class _Worker:
             deadline_s=max(CALIBRATION_S, self.sweep.deadline_s), thorough=self.plan["thorough"],
         )  # fmt: skip
         return found.links, found.windows
+
+    def _check_links(self, name: str, backend: Backend, setting: Setting) -> None:
+        """Whether a host's rate has changed under the sweep, kept for whoever asks why it was slow."""
+        from commbench.measure.calibrate import host_rates
+
+        if not self.cases or len(self.layout.by_host()) < 3 or setting.links is None:
+            return
+        after = host_rates(
+            backend.messenger(tuple(range(self.client.world))), self.client, self.layout, setting.links,
+            cache=self.sweep.cache, deadline_s=max(CALIBRATION_S, self.sweep.deadline_s),
+        )  # fmt: skip
+        if self.writer is not None:
+            self.launched[name]["host_rates_after"] = [list(pair) for pair in after]
+            self.writer.update(backends=self.launched)
 
     def _measure_all(self, backend: Backend, cases: list[tuple[int, Case]], setting: Setting) -> None:
         """All cases once, or again and again until a soak's time is over."""
@@ -353,10 +368,11 @@ class _Worker:
     def _sent_bytes(self) -> Any:
         """At the first rank of every host: what it has sent so far."""
         from commbench.launch.network import interface_of
-        from commbench.provenance.wire import SentBytes
+        from commbench.provenance.wire import LOOPBACK_INTERFACE, SentBytes
 
         speaks = self.client.rank in {ranks[0] for ranks in self.layout.by_host()}
-        return SentBytes(interface_of(self.client.address)) if speaks else None
+        interface = interface_of(self.client.address)
+        return SentBytes(interface) if speaks and interface != LOOPBACK_INTERFACE else None
 
     def _barrier(self, backend: Backend, case: Case) -> Operation:
         """Starts iterations together where hosts' clocks differ: the backend's own, over the world."""

@@ -62,6 +62,23 @@ def calibrate(
     )
 
 
+def host_rates(
+    messenger: Messenger, control: Control, layout: Layout, links: Links, *, cache: str = "rotate", deadline_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[tuple[float, float], ...]:  # fmt: skip
+    """Seconds a byte out of and into each host now, as :class:`Links` holds them: what was calibrated may have changed.
+
+    Empty where all are as usual, and where there are too few hosts to tell whose rate it is.
+    """
+    control.beat("calibrating")
+    bench = Bench(
+        control=control, messenger=messenger, effort=QUICK, cache=cache, deadline_s=deadline_s, clock=clock
+    )  # fmt: skip
+    job = _Job(bench=bench, hosts=layout.by_host(), rounds=QUICK_ROUNDS)
+    rates = job.rates([ranks[0] for ranks in job.hosts])
+    return _per_host(rates, len(job.hosts), links.of(crossing=True).seconds_per_byte) if rates else ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
     """``hosts``: the world ranks of each host. Keeps every window."""
@@ -121,7 +138,7 @@ class _Job:
         if len(self.hosts) < 2:
             return links
         leaders = [ranks[0] for ranks in self.hosts]
-        rates = self._host_rates(leaders)
+        rates = self.rates(leaders)
         first, second = _usual_pair(rates) if rates else (0, 1)
         link = self._link(
             "other_host", (leaders[first], leaders[second]),
@@ -142,7 +159,7 @@ class _Job:
         found = _medians(self._sweep("other_host", "nic", shift(rails)))
         return replace(links, **_nic(_on_usual_hosts(found, link, slowest), link, len(rails)))
 
-    def _host_rates(self, leaders: list[int]) -> dict[tuple[int, int], float]:
+    def rates(self, leaders: list[int]) -> dict[tuple[int, int], float]:
         """Seconds a byte from host to host, for the pairs tried: in each round every host has another partner."""
         rates: dict[tuple[int, int], float] = {}
         if len(leaders) < 3:

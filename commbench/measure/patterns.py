@@ -22,6 +22,7 @@ Steps = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 Pattern = Callable[[int], Steps]
 """The steps of a world rank; none for one that takes no part."""
 
+LEAST_CALLS = 3  # in a window: steps of an algorithm follow one another, and one late rank delays the next
 SYNC_S = 0.01  # calls below it are preceded by one that is not timed, in which ranks wait for one another
 MOST_CALLS = 2000
 REST: Steps = ()
@@ -98,7 +99,7 @@ class Bench:
             once = control.agree(self._run(call, 1), max)
         # Where a call is long, ranks that start it apart by a little change nothing.
         sync = int(once < SYNC_S)
-        calls = max(1, min(MOST_CALLS, int(effort.window_s / max(once, 1e-7))))
+        calls = max(LEAST_CALLS, min(MOST_CALLS, int(effort.window_s / max(once, 1e-7))))
         control.expect(
             self.deadline_s + 10 * effort.windows * (calls + sync) * once, f"calibrating: {doing}, {size} B"
         )

@@ -37,8 +37,7 @@ class Link:
         for name in _TABLES:
             constants |= {f"{name} entry {point}": value for point in getattr(self, name) for value in point}
         _check(constants)
-        object.__setattr__(self, "table", rising(self.table, self.latency_s))
-        for name in _TABLES[1:]:
+        for name in _TABLES:
             object.__setattr__(self, name, rising(getattr(self, name)))
 
     def message_s(self, size: float) -> float:
@@ -163,14 +162,14 @@ def _check(constants: dict[str, float]) -> None:
             raise ValueError(f"{name} must be a finite number that is not negative, not {value!r}")
 
 
-def rising(table: Table, least: float = 0.0) -> Table:
+def rising(table: Table) -> Table:
     """Sorted by size, seconds lowered to the least of any larger message: noise only ever adds time, and a smaller
-    message never needs more. Nothing falls below ``least``."""
+    message never needs more."""
     found: list[tuple[float, float]] = []
     lowest = math.inf
     for size, seconds in sorted(dict(sorted(table)).items(), reverse=True):
         lowest = min(lowest, seconds)
-        found.append((size, max(lowest, least)))
+        found.append((size, lowest))
     return tuple(reversed(found))
 
 

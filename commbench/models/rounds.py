@@ -101,7 +101,7 @@ class Machine:
         """Seconds of one message. ``mixed``: the other way, its rank has one inside the host; ``nic_both``: whether its
         NIC receives while it sends, if not just as its rank."""
         cost = self.cost(size, crossing=crossing)
-        busy = cost.occupied + _both_ways(cost, both)
+        busy = cost.occupied + both_ways(cost, both)
         if mixed and both != NO and cost.occupied:
             inside = self.cost(size, crossing=False)
             busy = cost.occupied + max(cost.shift * min(1.0, inside.occupied / cost.occupied), inside.shift)
@@ -119,7 +119,7 @@ class Machine:
         return busy + (cost.nic if both != NO and busy else 0.0)
 
 
-def _both_ways(cost: _Cost, both: str) -> float:
+def both_ways(cost: _Cost, both: str) -> float:
     """What is added; a message that keeps nothing busy meets no other."""
     if both == NO or not cost.occupied:
         return 0.0
@@ -128,7 +128,7 @@ def _both_ways(cost: _Cost, both: str) -> float:
 
 def rounds_s(machine: Machine, rounds: Iterable[Round]) -> float:
     """Seconds of rounds that follow one another."""
-    path = queue = nic = host = last = waits = 0.0
+    path = queue = nic = last = waits = 0.0
     shared = machine.world.per_host > 1
     for r in rounds:
         longest = 0.0
@@ -144,8 +144,8 @@ def rounds_s(machine: Machine, rounds: Iterable[Round]) -> float:
                 last = latency + adding
         if r.insides:
             longest = max(longest, machine.message_s(r.size, crossing=False, both=r.both))
-            host += r.insides * machine.cost(r.size, crossing=False).host_busy
+            path += max(0.0, r.insides * machine.cost(r.size, crossing=False).host_busy - r.count * (longest + adding))
         path += r.count * (longest + adding)
-    in_turn = max(path + queue, nic + last if nic else 0.0, host)
+    in_turn = max(path + queue, nic + last if nic else 0.0)
     # Where partners change, some ranks wait for one that was last in its queue: between none of them and all.
     return (in_turn + max(in_turn, path + waits)) / 2

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from commbench.models.links import Links
-from commbench.models.rounds import NO, OTHERS, PAIR, Machine, Round, World, rounds_s
-from commbench.models.tree_paths import binomial_paths
+from commbench.models.rounds import NO, OTHERS, PAIR, Machine, Round, World, both_ways, rounds_s
+from commbench.models.tree_paths import binomial_paths, double_tree_edges
 from commbench.registry import unknown_name
 
 
@@ -207,7 +207,7 @@ def _tree_s(job: _Job, size_of: Callable[[int], float], *, reduces: bool, alone:
         if world.per_host > 1:
             busy = max(1, world.per_host // (2 * d)) * machine.cost(size, crossing=False).host_busy
             host += busy if d < world.per_host else 0.0
-            inside[d] = max(machine.message_s(size, crossing=False), 0.0 if job.streamed else busy) + adding
+            inside[d] = max(machine.message_s(size, crossing=False), 0.0 if job.streamed and alone else busy) + adding
         if world.hosts > 1:
             crossing[d] = machine.message_s(size, crossing=True) + adding
     if job.streamed and alone:
@@ -287,29 +287,39 @@ def _chain(reduces: bool) -> Callable[[_Job], float]:
 
 
 def _double_tree(down: int, up: int) -> Callable[[_Job], float]:
+    """The first piece goes through all levels, two messages at each; the others follow at the pace of the busiest."""
+
     def seconds(job: _Job) -> float:
-        world, c = job.world, job.pieces
-        levels = (job.n - 1).bit_length()
-        inner = min(levels, max(0, (world.per_host - 1).bit_length() - (world.hosts > 1)))
+        world, machine, c = job.world, job.machine, job.pieces
+        n, g, k = world.ranks, world.per_host, world.hosts
+        levels, ways = (n - 1).bit_length(), down + up
         size = job.size / (2 * c)
-        machine = job.machine
-        adding = size * machine.links.reduce_seconds_per_byte
-        busiest = min(job.n, 4) if down and up else 2
+        adding = up * size * machine.links.reduce_seconds_per_byte
+        # Subtrees of a quarter of a host do not cross; of how many ranks there are such depends on how hosts divide.
+        inner = levels if k == 1 else max(0, (g & -g).bit_length() - 3)
+        busiest = min(n, 4) if ways == 2 else 2
+        at_nic = ways * double_tree_edges(n, k, g) if g > 1 else 0
+        both = OTHERS if n > 2 else PAIR if ways == 2 else NO
 
-        def level(crossing: bool, messages: int, both: str) -> float:
+        def level(crossing: bool) -> tuple[float, float]:
+            """Seconds of the first piece at one level, and of each further one."""
             cost = machine.cost(size, crossing=crossing)
-            more = {NO: 0.0, PAIR: cost.exchange, OTHERS: cost.shift}[both]
-            busy = messages * (cost.occupied + more)
-            if crossing and world.per_host > 1:
-                busy = max(busy, messages * machine.nic_s(size, both))
-            return cost.latency + busy
+            one, more = cost.occupied, cost.occupied + both_ways(cost, both)
+            first, pace = 2 * one, max(busiest * more, max(2, busiest - 1) * more + adding)
+            if crossing and at_nic:
+                first = max(first, 2 * machine.nic_s(size, NO))
+                pace = max(pace, at_nic * machine.nic_s(size, both))
+            return cost.latency + first + adding * ways / 2, cost.latency + pace
 
-        ends = [False] * (world.per_host > 1) + [True] * (world.hosts > 1)
-        hops = {True: levels - inner if world.hosts > 1 else 0}
-        hops[False] = levels - hops[True]
-        first = sum((down + up) * hops[e] * level(e, 2, NO) for e in ends) + up * levels * 2 * adding
-        pace = max(level(e, busiest, OTHERS) for e in ends) + up * 2 * adding
-        return first + (c - 1) * pace
+        total = pace = host = 0.0
+        for crossing, hops in ((False, inner * ways), (True, (levels - inner) * ways)):
+            if hops:
+                first, each = level(crossing)
+                total, pace = total + hops * first, max(pace, each)
+        if g > 1:
+            host = ways * 2 * (g - 1) * machine.cost(size, crossing=False).host_busy
+            pace = max(pace, level(False)[1])
+        return max(total + (c - 1) * pace, c * host)
 
     return seconds
 

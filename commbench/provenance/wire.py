@@ -11,6 +11,7 @@ from pathlib import Path
 from commbench.provenance.counters import TX_BYTES_COLUMN
 from commbench.provenance.sources import ROOT, names, read, read_int
 
+LOOPBACK_INTERFACE = "lo"
 _NET = "sys/class/net"
 _IB = "sys/class/infiniband"
 _WORD_BYTES = 4
@@ -27,7 +28,7 @@ class SentBytes:
     def __init__(self, job_interface: str, root: Path = ROOT) -> None:
         self._root = root
         self.interfaces = tuple(name for name in names(root, _NET) if self._counts(name, job_interface))
-        if not self.interfaces and job_interface != "lo":
+        if not self.interfaces and job_interface != LOOPBACK_INTERFACE:
             self.interfaces = (job_interface,)  # a host without sysfs
         self.ports = tuple(
             f"{_IB}/{device}/ports/{port}/counters/port_xmit_data"
@@ -37,7 +38,7 @@ class SentBytes:
 
     def _counts(self, name: str, job_interface: str) -> bool:
         base = f"{_NET}/{name}"
-        if name == "lo" or read_int(self._root, f"{base}/type") == _TYPE_INFINIBAND:
+        if name == LOOPBACK_INTERFACE or read_int(self._root, f"{base}/type") == _TYPE_INFINIBAND:
             return False
         if (self._root / base / "device").exists():
             return True

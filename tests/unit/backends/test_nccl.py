@@ -329,6 +329,34 @@ def test_roots_and_neighbours_are_named_by_their_world_rank(launch: Launch) -> N
     assert not [call for call in calls[1] if call["call"] == "upload"]
 
 
+@pytest.mark.parametrize("timing", ["isolated", "streamed"])
+def test_own_algorithms_are_enqueued_and_waited_for_once(launch: Launch, timing: str) -> None:
+    """Messages in groups and additions go to the stream; the host waits where it would for the library."""
+    sweep = {"collectives": ("all_reduce", "broadcast", "all_to_all", "barrier"), "iterations": 40}
+    names = ("own:ring/2", "own:double_binary_tree/3", "own:bruck", "own:dissemination")
+    run, calls = launch(gpus=3, ranks=3, ops=("sum", "avg"), timings=(timing,), algorithms=names, **sweep)
+    assert run.exit_code == 0, run.outcome.line
+    points = [point for point in run.points if point["status"] != "skipped"]
+    done = {(point["collective"], point["algorithm"], point["reduce_op"]) for point in points}
+    assert done == {
+        ("all_reduce", "own:ring/2", "sum"), ("all_reduce", "own:double_binary_tree/3", "sum"),
+        ("broadcast", "own:ring/2", None), ("broadcast", "own:double_binary_tree/3", None),
+        ("all_to_all", "own:bruck", None), ("barrier", "own:dissemination", None),
+    }  # fmt: skip
+    assert {(point["status"], point["wrong"]) for point in points} == {("ok", 0)}
+    assert all("timed by the host's clock" in point["note"] for point in points)
+    reasons = {point["reason"] for point in run.points}
+    assert "messages over nccl are reduced by torch, which has no 'avg' of two float32" in reasons
+    assert {call["call"] for mine in calls for call in mine} <= {
+        "set_device", "init_process_group", "upload", "download", "synchronize", "batch_isend_irecv", "send", "recv",
+    }  # fmt: skip
+    for mine in calls:
+        text = after_calibration(mine)
+        assert re.fullmatch(r"(U+(C+S)+D*|(C+S)+D*)+", text), text
+        # An empty message carries a byte, for torch sends nothing that is empty.
+        assert min(size for call in mine if call["call"] == "batch_isend_irecv" for size in call["sizes"]) == 1
+
+
 def test_the_version_and_settings_are_kept(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     monkeypatch.setenv("NCCL_SECRET_KEY", "hidden")

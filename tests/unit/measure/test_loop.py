@@ -47,6 +47,7 @@ class Bench:
         self, name: str = "all_reduce", *, world: int = 2, groups: tuple[tuple[int, ...], ...] | None = None,
         sets: int = 4, streamed: bool = False, rule: StoppingRule = RULE, pattern: type[Pattern] = Pattern,
         options: Callable[[int], dict[str, Any]] = lambda group: {}, barrier: bool = False, common: bool = True,
+        counters: dict[int, Callable[[], int]] | None = None,
     ) -> Seen:  # fmt: skip
         groups = groups or (tuple(range(world)),)
         libraries = [self.library(name, members, ELEMENTS, **options(at)) for at, members in enumerate(groups)]
@@ -65,7 +66,8 @@ class Bench:
                 ]
             settings = Settings(
                 streamed=streamed, rule=rule, deadline_s=30.0, common_clock=common, spin=False,
-                barrier=_door(doors) if barrier else None,
+                barrier=_door(doors) if barrier else None, count_sent=counters is not None,
+                sent_bytes=(counters or {}).get(rank),
             )  # fmt: skip
             found = measure(operations, data, control, settings, groups, "the case")
             expected.extend(control.expected if rank == 0 else [])
@@ -418,3 +420,24 @@ def test_ranks_outside_all_groups_keep_step(bench: Bench, streamed: bool, barrie
     assert not found.stamps[[0, 2]].any()
     wrong = bench.run("all_gather", world=3, groups=((1, 2),), options=lambda group: {"does": False}).found
     assert wrong.stop == "wrong"
+
+
+# -- what hosts send -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_all_hosts_sent_for_an_operation(bench: Bench, streamed: bool) -> None:
+    """Ranks 0 and 1 stand for their hosts; an operation of theirs sends 100 and 30 bytes."""
+    seen = bench.run(
+        world=3, streamed=streamed, rule=RULE,
+        counters={rank: lambda rank=rank, each=each: each * len(bench.calls[rank]) for rank, each in ((0, 100), (1, 30))},
+    )  # fmt: skip
+    assert seen.found is not None
+    assert seen.found.wire_bytes == 130.0
+
+
+def test_nobody_counts(bench: Bench) -> None:
+    for counters in (None, {}):
+        seen = bench.run(rule=RULE, counters=counters)
+        assert seen.found is not None
+        assert seen.found.wire_bytes is None

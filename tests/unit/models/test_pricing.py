@@ -75,6 +75,53 @@ def test_ranks_of_a_host_share_the_host() -> None:
     assert price(build("broadcast", "ring", 2), 10, (0, 0), cheap) == pytest.approx(ALPHA / 10 + BETA, rel=1e-12)
 
 
+def test_a_shift_and_an_exchange_each_take_what_was_measured_of_them() -> None:
+    link = Link(
+        latency_s=ALPHA, seconds_per_byte=BETA, table=((SIZE, ALPHA + MOVE),), exchange=((SIZE, 1.9 * MOVE),),
+        shift=((SIZE, 1.3 * MOVE),),
+    )  # fmt: skip
+    links = Links(other_host=link)
+    for ranks, factor in ((2, 1.9), (3, 1.3), (5, 1.3)):
+        shift = build("send_recv", "ring", ranks)
+        assert price(shift, SIZE, tuple(range(ranks)), links) == pytest.approx(factor * MOVE, rel=1e-12)
+
+
+def test_messages_that_meet_at_one_rank() -> None:
+    """Three senders to one: the first message as if alone, each further one as was measured."""
+    blocks = [(Block(rank, -1, 0),) for rank in range(4)]
+    gather = from_rounds("gather", "linear", 4, [[Message(rank, 0, blocks[rank]) for rank in (1, 2, 3)]])
+    link = Link(latency_s=ALPHA, seconds_per_byte=BETA, fan_in=((SIZE, 1.5 * MOVE),))
+    assert price(gather, 4 * SIZE, (0, 1, 2, 3), Links(other_host=link)) == pytest.approx(ALPHA + 4 * MOVE, rel=1e-12)
+
+
+def test_a_slow_host_slows_its_own_links() -> None:
+    """A chain over four hosts of which the third takes four times as long to send and twice as long to receive."""
+    links = Links(other_host=NETWORK.other_host, host_rates=((BETA, BETA), (BETA, BETA), (4 * BETA, 2 * BETA)))
+    chain = build("broadcast", "ring", 4)
+    assert price(chain, SIZE, (0, 1, 2, 3), links) == pytest.approx(3 * ALPHA + (1 + 2 + 4) * MOVE, rel=1e-12)
+    half = Links(other_host=HALF_DUPLEX.other_host, host_rates=links.host_rates)
+    # Hop 1 -> 2 goes at half the usual rate, 2 -> 3 at a quarter; at host 2 both wait for one another.
+    shift = price(build("send_recv", "ring", 4), SIZE, (0, 1, 2, 3), half)
+    assert 4 * MOVE + ALPHA < shift <= 8 * MOVE + ALPHA
+
+
+def test_a_nic_with_several_ranks_behind_it() -> None:
+    """Two ranks a host, each to its counterpart: both messages take their turn at what was measured of such a NIC."""
+    links = Links(same_host=FAST, other_host=NETWORK.other_host, nic=((SIZE, 1.25 * MOVE),))
+    shift = build("send_recv", "ring", 4)
+    assert price(shift, SIZE, (0, 1, 0, 1), links) == pytest.approx(ALPHA + 2 * 1.25 * MOVE, rel=1e-12)
+    wide = Links(same_host=FAST, other_host=NETWORK.other_host, nic=((SIZE, 0.5 * MOVE),), nic_seconds_per_byte=BETA / 2)
+    assert price(shift, SIZE, (0, 1, 0, 1), wide) == pytest.approx(ALPHA + MOVE, rel=1e-12)
+
+
+def test_overheads_of_small_messages_take_turns() -> None:
+    link = Link(latency_s=ALPHA, overhead_s=ALPHA / 4, seconds_per_byte=0.0)
+    scatter = from_rounds(
+        "scatter", "linear", 4, [[Message(0, rank, (Block(0, rank, 0),)) for rank in (1, 2, 3)]]
+    )
+    assert price(scatter, 32, (0, 1, 2, 3), Links(other_host=link)) == pytest.approx(ALPHA * 1.5, rel=1e-12)
+
+
 def test_latency_does_not_occupy() -> None:
     """Two messages posted together to different ranks: the bytes take turns, the latencies do not."""
     blocks = [(Block(0, rank, 0),) for rank in range(3)]

@@ -142,13 +142,33 @@ def place(name, sizes, device, options, pin_memory=False):
 
 
 def copy_(self, other, non_blocking=False):
-    """A blocking copy from or to the device waits for what was enqueued before it."""
+    """A blocking copy from or to the device waits for what was enqueued before it; one on the device is queued."""
     to, of = lies_in("device", self), lies_in("device", other)
+    if to and of and self.numel():
+        queue.append(lambda: real["torch.Tensor.copy_"](self, other))
+        return self
     if to != of and self.numel():
         record("upload" if to else "download", size=self.numel() * self.element_size(),
                pinned=lies_in("pinned", other if to else self), queued=len(queue))  # fmt: skip
         flush()
     return real["torch.Tensor.copy_"](self, other, non_blocking)
+
+
+def add(input, other, *, out):
+    return on_device("add", input, other, out)
+
+
+def mul(input, other, *, out):
+    return on_device("mul", input, other, out)
+
+
+def on_device(name, input, other, out):
+    """A kernel on the device's stream; anything else at once."""
+    act = real[f"torch.{name}"]
+    if not lies_in("device", out):
+        return act(input, other, out=out)
+    queue.append(lambda: act(input, other, out=out))
+    return out
 
 
 # -- torch.distributed ---------------------------------------------------------------------------------------------
@@ -258,7 +278,7 @@ DOUBLES = {
         memory_reserved, memory_allocated,
     ),
     "torch.cuda.nccl": (version,),
-    "torch": (zeros, empty),
+    "torch": (zeros, empty, add, mul),
     "torch.Tensor": (copy_,),
     "torch.distributed": (
         is_nccl_available, init_process_group, all_reduce, all_gather_single, reduce_scatter_single, all_to_all_single,
