@@ -6,9 +6,12 @@ import os
 import sys
 
 
+MEASURING = ("run", "calibrate")  # commands that every rank of a launcher takes part in
+
+
 def main() -> int:
     """Entry of ``commbench`` and ``python -m commbench``; returns the exit code."""
-    if sys.argv[1:2] == ["run"]:
+    if sys.argv[1:2] and sys.argv[1] in MEASURING:
         from commbench.launch.place import LaunchError, detect
 
         try:

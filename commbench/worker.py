@@ -23,7 +23,7 @@ from commbench.schedules.own import is_own
 if TYPE_CHECKING:
     from commbench.backends.base import Backend
     from commbench.measure.data import Pattern
-    from commbench.measure.operation import Operation, PointToPoint
+    from commbench.measure.operation import Operation
     from commbench.measure.point import Setting
     from commbench.measure.prepare import Prepared
     from commbench.models import Links

@@ -5,8 +5,8 @@ Backends do not time, check or decide; ``measure`` does, through this interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ class Context:
     """What a backend may know of the job. ``share(value)`` hands rank 0's JSON value to every rank.
 
     ``address`` and ``interface`` are this rank's own on the job's network (loopback when all share a host).
+    ``forced``: the algorithm, by collective, that the environment tells the library to use.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class Context:
     address: str
     interface: str
     share: Callable[[Any], Any]
+    forced: Mapping[str, str] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -54,6 +56,16 @@ class Backend(Protocol):
 
     def note(self, case: Case) -> str | None:
         """What a reader of the number must know of how the library does it."""
+
+    def why_not_forced(self, collective: str) -> str | None:
+        """Why the library, by its own account, does not use the algorithm that it was told to; None where it does, or
+        where only a call shows it. Asked once it has started."""
+
+    def chosen(self, case: Case) -> list[tuple[str, str | None]]:
+        """What algorithms and protocols this rank's library says it took for such operations since the last call.
+
+        Empty where it does not tell, or has told all in ``settings``.
+        """
 
     def join(self, groups: tuple[tuple[int, ...], ...]) -> None:
         """Make the communicator of every group (a call of all ranks, before ``operation``)."""

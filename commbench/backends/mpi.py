@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -12,9 +12,11 @@ import mpi4py
 import numpy as np
 
 from commbench.backends.base import BackendError, Context, aligned
+from commbench.backends.forcing import OPEN_MPI, TUNED_PRIORITY
 from commbench.cases import DTYPES, Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Bytes, Operation, Post
+from commbench.provenance.mpi_variables import MpiVariables, find_mpi_library
 
 # mpi4py asks for MPI_THREAD_MULTIPLE by default, which made the same loop a third slower; one thread calls MPI here.
 mpi4py.rc.thread_level = "single"
@@ -48,6 +50,8 @@ class Mpi:
         self._world = MPI.COMM_WORLD
         self._comms: dict[tuple[int, ...], MPI.Comm] = {}
         self._joined: set[tuple[tuple[int, ...], ...]] = set()
+        self._forced: Mapping[str, str] = {}
+        self._read_back: dict[str, str] = {}
 
     def start(self, context: Context) -> None:
         size, rank = self._world.Get_size(), self._world.Get_rank()
@@ -59,12 +63,16 @@ class Mpi:
         everyone = tuple(range(size))
         self._comms[everyone] = self._world
         self._joined.add((everyone,))
+        self._forced = context.forced
+        if self._forced and _is_open_mpi():
+            self._read_back = _read_back(self._forced)
 
     def version(self) -> str:
         return MPI.Get_library_version().partition("\n")[0].partition(", package")[0].strip("\0 ")
 
     def settings(self) -> dict[str, str]:
-        return {"thread_level": "single" if MPI.Query_thread() == MPI.THREAD_SINGLE else str(MPI.Query_thread())}
+        level = "single" if MPI.Query_thread() == MPI.THREAD_SINGLE else str(MPI.Query_thread())
+        return {"thread_level": level, **self._read_back}
 
     def why_not(self, case: Case) -> str | None:
         if case.reduce_op is not None and case.reduce_op not in _OPS:
@@ -77,6 +85,15 @@ class Mpi:
         if case.collective == "broadcast" and case.placement == "out":
             return "MPI_Bcast has one buffer: it is always in place"
         return None
+
+    def why_not_forced(self, collective: str) -> str | None:
+        asked = self._forced[collective]
+        if not _is_open_mpi():
+            return f"algorithm {asked!r} is forced through Open MPI's coll_tuned; this is {self.version()}"
+        return why_not_tuned(asked, OPEN_MPI[collective][0], self._read_back)
+
+    def chosen(self, case: Case) -> list[tuple[str, str | None]]:
+        return []
 
     def join(self, groups: tuple[tuple[int, ...], ...]) -> None:
         if groups in self._joined:
@@ -113,6 +130,47 @@ class Mpi:
             if comm != self._world:
                 comm.Free()
         MPI.Finalize()
+
+
+def _is_open_mpi() -> bool:
+    return MPI.get_vendor()[0] == "Open MPI"
+
+
+def _read_back(forced: Mapping[str, str]) -> dict[str, str]:
+    """What Open MPI itself says of coll_tuned's settings, by their names; what it does not have is left out."""
+    path = find_mpi_library()
+    if path is None:
+        return {}
+    try:
+        variables = MpiVariables(path)
+    except OSError:
+        return {}
+    algorithms = [f"coll_tuned_{OPEN_MPI[name][0]}_algorithm" for name in forced]
+    wanted = ["coll", "coll_tuned_use_dynamic_rules", *algorithms, *(f"{name}_segmentsize" for name in algorithms)]
+    found = {name: variables.read(name) for name in (*wanted, *variables.names("coll_[a-z]+_priority"))}
+    variables.close()
+    before = {name for name in found if name.endswith("_priority") and _priority(found[name]) < TUNED_PRIORITY}
+    return {name: value for name, value in found.items() if value and name not in before}
+
+
+def _priority(text: str | None) -> int:
+    return int(text) if text and text.lstrip("-").isdigit() else -1
+
+
+def why_not_tuned(asked: str, operation: str, found: Mapping[str, str]) -> str | None:
+    """Why Open MPI does not use an algorithm of coll_tuned's, by the settings that were read back from it."""
+    took = found.get(f"coll_tuned_{operation}_algorithm")
+    if took is None:
+        only = f" (coll is {found['coll']!r})" if "coll" in found else ""
+        return f"asked for {asked!r}, but this Open MPI has no coll_tuned{only}, or does not tell its settings"
+    if took != asked:
+        return f"asked for {asked!r}, Open MPI took {took!r} for {operation}"
+    if found.get("coll_tuned_use_dynamic_rules") != "true":
+        return f"asked for {asked!r}, but Open MPI's coll_tuned_use_dynamic_rules is off"
+    first = [name for name in found if name.endswith("_priority") and name != "coll_tuned_priority"]
+    if first or "coll_tuned_priority" not in found:
+        return f"asked for {asked!r}, but others come before coll_tuned: {', '.join(first) or 'its priority is low'}"
+    return None
 
 
 class MpiMessenger:

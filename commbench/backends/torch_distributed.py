@@ -7,8 +7,9 @@ import datetime
 import json
 import os
 import socket
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -17,10 +18,12 @@ import torch
 import torch.distributed as dist
 
 from commbench.backends.base import BackendError, Context
+from commbench.backends.forcing import nccl_function, nccl_name, nccl_per_function
 from commbench.cases import Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Operation, Post
 from commbench.provenance.env import collect_env
+from commbench.provenance.nccl_choices import Choice, read_choices
 
 # The control plane has its own deadlines, which name ranks; torch's must not strike first.
 TIMEOUT = datetime.timedelta(hours=1)
@@ -42,6 +45,7 @@ _ONE_BUFFER = ("all_reduce", "broadcast", "reduce")
 _NOT_IN_NCCL = ("uint32", "uint64")
 # NCCL's own words: "FP8 reduction support begins with sm90 capable devices".
 _FP8_REDUCTIONS = (9, 0)
+_LISTS_PER_FUNCTION = 22400  # NCCL 2.24 takes NCCL_ALGO for one function
 
 
 class _TorchDistributed:
@@ -89,6 +93,12 @@ class _TorchDistributed:
         if case.collective in _ONE_BUFFER and case.placement == "out":
             return f"torch.distributed.{case.collective} has one tensor: it is always in place"
         return None
+
+    def why_not_forced(self, collective: str) -> str | None:
+        return None
+
+    def chosen(self, case: Case) -> list[tuple[str, str | None]]:
+        return []
 
     def join(self, groups: tuple[tuple[int, ...], ...]) -> None:
         if groups in self._joined:
@@ -210,6 +220,7 @@ class Nccl(_TorchDistributed):
     def __init__(self) -> None:
         super().__init__()
         self._capability = (0, 0)  # the least of all ranks' devices
+        self._log: NcclLogFile | None = None
 
     def _prepare(self, context: Context) -> None:
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
@@ -226,6 +237,11 @@ class Nccl(_TorchDistributed):
             )
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
+        if context.forced:
+            told = {name: os.environ[name] for name in ("NCCL_ALGO", "NCCL_PROTO") if name in os.environ}
+            if _nccl_version_code() >= _LISTS_PER_FUNCTION:
+                os.environ.update(nccl_per_function(told, context.forced))
+            self._log = NcclLogFile(os.environ)
         # Calibration sends one message at a time on purpose.
         warnings.filterwarnings("ignore", message=".*unbatched P2P op")
 
@@ -250,6 +266,8 @@ class Nccl(_TorchDistributed):
 
     def settings(self) -> dict[str, str]:
         chosen = {k: v for k, v in collect_env(os.environ).items() if k.startswith(("NCCL_", "TORCH_NCCL_"))}
+        if self._log is not None:
+            chosen.pop("NCCL_DEBUG_FILE")
         return {"device": torch.cuda.get_device_name(self.device), **chosen}
 
     def why_not(self, case: Case) -> str | None:
@@ -270,6 +288,22 @@ class Nccl(_TorchDistributed):
         if case.collective == "barrier":
             timed = "timed by the host's clock: torch's barrier makes the host wait for the device every time"
         return "; ".join(filter(None, (timed, super().note(case))))
+
+    def chosen(self, case: Case) -> list[tuple[str, str | None]]:
+        found = self._log.choices() if self._log is not None else []
+        return sorted(
+            {
+                (nccl_name(choice.algorithm), nccl_name(choice.protocol))
+                for choice in found
+                if choice.function in (None, nccl_function(case.collective))
+                and choice.message_bytes(case.ranks) == case.bytes
+            }
+        )
+
+    def stop(self) -> None:
+        super().stop()
+        if self._log is not None:
+            self._log.close()
 
     def _operation(
         self, call: Callable[[], Any], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
@@ -304,6 +338,39 @@ class Nccl(_TorchDistributed):
 
     def _barrier_options(self) -> dict[str, Any]:
         return {"device_ids": [self.device.index]}
+
+
+class NcclLogFile:
+    """What NCCL tells of its choices, in a private file of this rank's; must be there before NCCL reads its variables.
+
+    ``environment`` is changed: a log file of the user's own is not written in such a run.
+    """
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="commbench-nccl-")
+        path = os.path.join(self._directory.name, "log")
+        environment["NCCL_DEBUG_FILE"] = path
+        if environment.get("NCCL_DEBUG", "").upper() != "TRACE":
+            environment["NCCL_DEBUG"] = "INFO"
+        subsystems = environment.get("NCCL_DEBUG_SUBSYS", "")
+        if subsystems.upper() != "ALL":
+            environment["NCCL_DEBUG_SUBSYS"] = f"{subsystems},TUNING" if subsystems else "TUNING"
+        self._path = path
+        self._read = 0
+
+    def choices(self) -> list[Choice]:
+        """Those that were made since the last call."""
+        try:
+            with open(self._path, encoding="utf-8", errors="replace") as file:
+                file.seek(self._read)
+                lines = file.readlines()
+                self._read = file.tell()
+        except FileNotFoundError:
+            return []
+        return read_choices(lines)
+
+    def close(self) -> None:
+        self._directory.cleanup()
 
 
 class TorchMessenger:
@@ -350,7 +417,7 @@ class NcclMessenger(TorchMessenger):
     """A step is one NCCL group call on the device's stream; the host only enqueues it."""
 
     def step(self, sends: Sequence[Post], receives: Sequence[Post]) -> Callable[[], Any]:
-        # torch leaves out what is empty: a byte stands in for it. NCCL has no tags: order decides.
+        # Nobody promises that NCCL carries an empty message: a byte stands in for it. It has no tags: order decides.
         posts = [
             dist.P2POp(act, one.memory if one.memory.numel() else self.buffer(1), self._members[one.peer], self._group)
             for act, ones in ((dist.irecv, receives), (dist.isend, sends))
@@ -425,17 +492,21 @@ def _shared_device(devices: list[tuple[str, str]]) -> str | None:
 
 
 def _nccl_version() -> str:
-    """The version of the NCCL that is loaded, or, where it is linked into torch, that torch was built with.
+    major, rest = divmod(_nccl_version_code(), 10000)
+    return f"{major}.{rest // 100}.{rest % 100}"
 
-    They can differ, since NCCL comes in a package of its own; torch.cuda.nccl.version() is the latter.
+
+def _nccl_version_code() -> int:
+    """NCCL_VERSION (nccl.h, from 2.9 on) of the NCCL that is loaded, or, where it is linked into torch, that torch was
+    built with. They can differ, since NCCL comes in a package of its own; torch.cuda.nccl.version() is the latter.
     """
     number = ctypes.c_int()
     try:
         ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(number))
     except (OSError, AttributeError):
-        return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
-    major, rest = divmod(number.value, 10000)  # NCCL_VERSION of nccl.h, from 2.9 on
-    return f"{major}.{rest // 100}.{rest % 100}"
+        major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
+        return int(major * 10000 + minor * 100 + patch)
+    return number.value
 
 
 def _byte_view(tensor: torch.Tensor) -> torch.Tensor:

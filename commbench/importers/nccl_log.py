@@ -16,10 +16,12 @@ from pathlib import Path
 from commbench.importers.nccl_graph import NcclGraphs, combine_graphs
 from commbench.models.nccl import ALGORITHMS, FUNCTIONS, PROTOCOLS, Cost, Graph
 from commbench.models.nccl.inputs import COLLNET_DIRECT, NVLS, RING
+from commbench.provenance.nccl_choices import Choice, is_choice, messages, read_choice
 
-_INFO = re.compile(r"(?:([^\s\[\]<>:]+:\d+:\d+) +\[\d+\] .{0,80}?)?NCCL INFO ")
-_CHOICE = re.compile(r"(?:(\w+)\s*:\s+)?(\d+) Bytes -> Algo (\w+) proto (\w+)(?: time ([\d.]+))?(.*)")
-_CHANNEL_RANGE = re.compile(r"channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
+__all__ = [
+    "Channels", "Choice", "CommunicatorRank", "NcclLog", "SymmetricChoice", "TuningTable", "parse_log", "read_log",
+]  # fmt: skip
+
 _SYMMETRIC = re.compile(r"(\w+) \[Symmetric\]: (\d+) Bytes -> Kernel (\w+) nchannels (\d+)")
 _GRAPH = re.compile(
     r"Pattern (\d+), crossNic (\d+), nChannels (\d+), (?:bw|speed) ([\d.]+)/([\d.]+), type (\w+)/(\w+), "
@@ -40,28 +42,6 @@ class TuningTable:
 
     source: str
     costs: Mapping[tuple[str, str, str], Cost]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """One call's algorithm and protocol.
-
-    ``logged_bytes`` is the message up to 2.23 and, from 2.24 on (where ``predicted_s`` is None), count × element size:
-    one rank's part of an AllGather or ReduceScatter. ``function`` is None before 2.23. ``channels`` is (first, last).
-    """
-
-    source: str
-    function: str | None
-    logged_bytes: int
-    algorithm: str
-    protocol: str
-    predicted_s: float | None = None
-    channels: tuple[int, int] | None = None
-
-    def message_bytes(self, ranks: int) -> int:
-        """nccl-tests' size in a communicator of ``ranks``."""
-        parts = self.predicted_s is None and self.function in ("AllGather", "ReduceScatter")
-        return self.logged_bytes * ranks if parts else self.logged_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,13 +122,10 @@ def parse_log(lines: Iterable[str]) -> NcclLog:
 
 
 def _messages(line: str) -> Iterable[tuple[str, str]]:
-    """(source, text) of each message in a line; where output of several ranks met there is more than one."""
-    starts = list(_INFO.finditer(line))
-    ends = [match.start() for match in starts[1:]] + [len(line)]
-    for match, end in zip(starts, ends, strict=False):
-        yield match[1] or "", line[match.end() : end].rstrip()
-    if not starts and (version := _VERSION.search(line)):
-        yield "", version[0]  # NCCL_DEBUG=VERSION prints it bare
+    found = list(messages(line))
+    if not found and (version := _VERSION.search(line)):
+        found = [("", version[0])]  # NCCL_DEBUG=VERSION prints it bare
+    return found
 
 
 class _Reader:
@@ -203,24 +180,9 @@ class _Reader:
                 )
             )
             return True
-        match = _CHOICE.match(text)
-        if not match:
-            return False
-        algorithm, protocol = _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS)
-        if algorithm and protocol:
-            used = _CHANNEL_RANGE.search(match[6])
-            self.choices.append(
-                Choice(
-                    source=source,
-                    function=match[1],
-                    logged_bytes=int(match[2]),
-                    algorithm=algorithm,
-                    protocol=protocol,
-                    predicted_s=float(match[5]) * 1e-6 if match[5] else None,
-                    channels=(int(used[1]), int(used[2])) if used else None,
-                )
-            )
-        return True
+        if choice := read_choice(source, text):
+            self.choices.append(choice)
+        return is_choice(text)
 
     def graph(self, source: str, text: str) -> bool:
         match = _GRAPH.match(text)
@@ -291,10 +253,3 @@ class _Reader:
                 NcclGraphs(**graphs) for several in self.graphs.values() for graphs in several if "ring" in graphs
             ),
         )  # fmt: skip
-
-
-def _name(text: str, names: tuple[str, ...]) -> str | None:
-    """An algorithm or protocol by its number (up to 2.23) or its name in any case (since); None for an unknown one."""
-    if text.isdigit():
-        return names[int(text)] if int(text) < len(names) else None
-    return next((name for name in names if name.replace("_", "").lower() == text.replace("_", "").lower()), None)

@@ -99,7 +99,8 @@ class Bench:
             once = control.agree(self._run(call, 1), max)
         # Where a call is long, ranks that start it apart by a little change nothing.
         sync = int(once < SYNC_S)
-        calls = max(LEAST_CALLS, min(MOST_CALLS, int(effort.window_s / max(once, 1e-7))))
+        least = 1 if once > effort.slow_s else LEAST_CALLS
+        calls = max(least, min(MOST_CALLS, int(effort.window_s / max(once, 1e-7))))
         control.expect(
             self.deadline_s + 10 * effort.windows * (calls + sync) * once, f"calibrating: {doing}, {size} B"
         )

@@ -11,13 +11,23 @@ from commbench.models.bounds import STREAMED, bound, classes_of
 from commbench.models.closed_forms import closed_form
 from commbench.models.links import Links
 from commbench.models.pricing import price
-from commbench.schedules.catalogue import ALGORITHMS, HIERARCHICAL, PIPELINED, build, buildable, pieces_for
+from commbench.models.rounds import World
+from commbench.models.scale import time_at_scale, times_at_scale
+from commbench.models.scale_bounds import bound_of_kinds, bound_of_world, kinds_of_hosts
+from commbench.schedules.catalogue import (
+    ALGORITHMS,
+    HIERARCHICAL,
+    MOST_PIECES,
+    PIPELINED,
+    build,
+    buildable,
+    pieces_for,
+)
 from commbench.schedules.schedule import Schedule
 
 RING, TREE = "ring", "double_binary_tree"
 NEAR = 0.3  # a model that is further off does not explain a measurement
 MOST_SIMULATED = 64  # ranks; beyond, an all-to-all alone has more messages than are worth simulating
-MOST_PIECES = 64
 STREAM = 2  # K of the growth per operation
 
 
@@ -47,20 +57,43 @@ def predict(
 
     ``hosts[rank]`` is the host of a rank of the group, ``itemsize`` the bytes of an element, of which a piece has at
     least one. A streamed operation takes what each further one adds, (T(2K) - T(K))/K. Up to 64 ranks are simulated;
-    beyond, the closed form of the slowest class of links stands in, which knows nothing of ranks that share a NIC, but
-    never less than the bound. Raises ValueError for an unknown timing and for a link that is needed but not calibrated,
-    KeyError for an unknown collective.
+    beyond, closed forms stand in (:mod:`commbench.models.scale`), for which every host has as many ranks as the most
+    loaded one and neighbours share a host, but never less than the bound. Raises ValueError for an unknown timing and
+    for a link that is needed but not calibrated, KeyError for an unknown collective.
     """
+    if len(hosts) > MOST_SIMULATED:
+        least = bound_of_kinds(collective, message_bytes, kinds_of_hosts(hosts, root), links, timing)
+        times = times_at_scale(collective, message_bytes, World.of(hosts), links, timing, root, itemsize)
+        return _prediction(times, least)
     least = bound(collective, message_bytes, hosts, links, timing, root)
     times = {}
     for algorithm in ALGORITHMS.get(collective, {}):
         if buildable(collective, algorithm, hosts):
             continue
         pieces = _best_pieces(collective, algorithm, message_bytes, hosts, links, root, itemsize)
-        times[algorithm] = max(
-            least, predict_algorithm(collective, algorithm, message_bytes, hosts, links, timing, root, pieces)
-        )
-    return Prediction(ring_s=times.get(RING), tree_s=times.get(TREE), bound_s=least, times=times)
+        times[algorithm] = predict_algorithm(collective, algorithm, message_bytes, hosts, links, timing, root, pieces)
+    return _prediction(times, least)
+
+
+def predict_even(
+    collective: str, message_bytes: float, ranks: int, nodes: int, links: Links, timing: str = "isolated",
+    root: int = 0, itemsize: int = 4,
+) -> Prediction:  # fmt: skip
+    """As :func:`predict` for ``ranks`` shared out equally over ``nodes`` hosts; as quick for a million as for 65.
+
+    Raises ValueError where they cannot be.
+    """
+    world = World.even(ranks, nodes)
+    if ranks <= MOST_SIMULATED:
+        hosts = tuple(rank // world.per_host for rank in range(ranks))
+        return predict(collective, message_bytes, hosts, links, timing, root, itemsize)
+    least = bound_of_world(collective, message_bytes, world, links, timing, root)
+    return _prediction(times_at_scale(collective, message_bytes, world, links, timing, root, itemsize), least)
+
+
+def _prediction(times: dict[str, float], least: float) -> Prediction:
+    held = {algorithm: max(least, seconds) for algorithm, seconds in times.items()}
+    return Prediction(ring_s=held.get(RING), tree_s=held.get(TREE), bound_s=least, times=held)
 
 
 def predict_algorithm(
@@ -69,7 +102,7 @@ def predict_algorithm(
 ) -> float:  # fmt: skip
     """Seconds that one algorithm takes with the message in ``pieces`` pieces; the rest as in :func:`predict`."""
     if len(hosts) > MOST_SIMULATED:
-        return _formula(collective, algorithm, message_bytes, hosts, links, pieces)
+        return time_at_scale(collective, algorithm, message_bytes, World.of(hosts), links, timing, root, pieces)
     return predict_schedule(
         build(collective, algorithm, len(hosts), root, pieces, hosts), message_bytes, hosts, links, timing
     )
@@ -124,8 +157,6 @@ def _best_pieces(
     most = min(MOST_PIECES, int(message_bytes) // (2 * itemsize))
 
     def cost(pieces: int) -> float:
-        if len(hosts) > MOST_SIMULATED:
-            return _formula(collective, algorithm, message_bytes, hosts, links, pieces)
         return price(build(collective, algorithm, len(hosts), root, pieces, hosts), message_bytes, hosts, links)
 
     best = _formula_pieces(collective, algorithm, message_bytes, hosts, links, most)
@@ -145,12 +176,6 @@ def _formula_pieces(
         return 1
     ideal = math.sqrt(waiting * moving / alpha) if alpha > 0 else math.inf
     return 1 << max(0, min(round(math.log2(max(min(ideal, most), 1))), most.bit_length() - 1))
-
-
-def _formula(
-    collective: str, algorithm: str, message_bytes: float, hosts: tuple[int, ...], links: Links, pieces: int
-) -> float:
-    return closed_form(collective, algorithm, len(hosts), pieces).seconds(message_bytes, *_slowest(hosts, links))
 
 
 def _slowest(hosts: tuple[int, ...], links: Links) -> tuple[float, float, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commbench.models.links import Links
-from commbench.models.pricing import _cost, _Cost
+from commbench.models.pricing import _Cost, _cost
 
 NO, PAIR, OTHERS = "no", "pair", "others"
 """Whether ranks receive while they send: not at all, from the rank they send to, from another."""
@@ -50,15 +50,15 @@ class World:
 
 
 class Round(NamedTuple):
-    """``count`` rounds alike, of messages of ``size`` bytes.
+    """``repeats`` rounds alike, of messages of ``size`` bytes.
 
     ``crossing`` messages leave the busiest host in one of them, and as many reach it; ``crossings`` and ``insides`` add
-    up those that leave it and those that stay inside it over all ``count``. ``mixing``: a rank's next message comes from
+    up those that leave it and those that stay inside it over all ``repeats``. ``mixing``: a rank's next message comes from
     a rank with another place in its host, and so in another place of the queue at the NIC.
     """
 
     size: float
-    count: int
+    repeats: int
     crossing: int
     crossings: int
     insides: int
@@ -140,12 +140,14 @@ def rounds_s(machine: Machine, rounds: Iterable[Round]) -> float:
                 busy, latency = machine.nic_s(r.size, r.both), machine.cost(r.size, crossing=True).latency
                 nic += r.crossings * busy
                 queue = max(queue, r.crossing * busy + latency - longest)
-                waits += max(0.0, r.crossings * busy + r.count * (latency - longest)) if r.mixing else 0.0
+                waits += max(0.0, r.crossings * busy + r.repeats * (latency - longest)) if r.mixing else 0.0
                 last = latency + adding
         if r.insides:
             longest = max(longest, machine.message_s(r.size, crossing=False, both=r.both))
-            path += max(0.0, r.insides * machine.cost(r.size, crossing=False).host_busy - r.count * (longest + adding))
-        path += r.count * (longest + adding)
+            path += max(
+                0.0, r.insides * machine.cost(r.size, crossing=False).host_busy - r.repeats * (longest + adding)
+            )
+        path += r.repeats * (longest + adding)
     in_turn = max(path + queue, nic + last if nic else 0.0)
     # Where partners change, some ranks wait for one that was last in its queue: between none of them and all.
     return (in_turn + max(in_turn, path + waits)) / 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any
@@ -41,10 +41,10 @@ _READ = (
     *IDENTITY, "collective", "backend", "bytes", "requested_bytes", "timing", "status", "reason", "wrong", "samples",
     "discarded", "time_s", "time_lo_s", "time_hi_s", "interval_of", "interval_level", "algbw_Bps", "busbw_Bps",
     "ring_busbw_Bps", "tree_busbw_Bps", "bound_s", "efficiency", "nearest_model", "nearest_error", "slowest_rank",
-    "slowest_host", "tainted", "host_bound", "oversubscribed", "beyond_bound", "late_starts", "note", "launches",
+    "slowest_host", "predicted_s", "prediction_error", "wire_bytes", "tainted", "host_bound", "oversubscribed", "beyond_bound", "late_starts", "note", "launches",
 )  # fmt: skip
 # Given up in this order where a table is wider than the terminal.
-_DISPENSABLE = ("algbw", "slowest", "nearest", "tree", "ring", "eff", "bound")
+_DISPENSABLE = ("algbw", "slowest", "nearest", "wire", "tree", "ring", "eff", "bound")
 _FLAGS = {
     "late_starts": "late starts: in most iterations the ranks did not start together, so the time holds some waiting",
     "beyond_bound": "beyond the bound: faster than the calibrated links allow, so the calibration does not hold here",
@@ -83,7 +83,7 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
     rows = sorted(_records(frame, console.encoding), key=_order)
     timed = [row for row in rows if row["time_s"] is not None]
     marks, legend = _footnotes(timed)
-    legend = [*_interval_legend(timed), *legend]
+    legend = [*_interval_legend(timed), *_model_legend(timed), *legend]
     narrow: dict[str, None] = {}
     for _, group in groupby(rows, key=lambda row: (row["collective"], row["backend"])):
         narrow.update(dict.fromkeys(_print_table(console, list(group), marks)))
@@ -232,7 +232,9 @@ def _columns(
                 else ">999%"
             ),
         ),
+        column("model", _prediction),
         column("nearest", _nearest, left=True),
+        column("wire", _wire),
         column("slowest", lambda row: _slowest(row, hosts_matter), left=True),
         column("wrong", lambda row: _text(row["wrong"])),
         _Column(heading="note", cells=[marks.get(id(row), "") for row in rows], left=True),
@@ -274,6 +276,16 @@ def _nearest(row: Row) -> str | None:
     if row["nearest_model"] is None or row["nearest_error"] is None:
         return _text(row["nearest_model"])
     return f"{row['nearest_model']} {abs(row['nearest_error']):.0%}"
+
+
+def _prediction(row: Row) -> str | None:
+    """Measured against the predicted time of the very algorithm that was carried out."""
+    return None if row["prediction_error"] is None else f"{row['prediction_error']:+.0%}"
+
+
+def _wire(row: Row) -> str | None:
+    """What left all hosts, in messages."""
+    return None if row["wire_bytes"] is None or not row["bytes"] else f"{row['wire_bytes'] / row['bytes']:.2f}x"
 
 
 def _slowest(row: Row, hosts_matter: bool) -> str | None:
@@ -389,6 +401,13 @@ def _interval_legend(rows: Sequence[Row]) -> list[str]:
     text = f"time: median, and the wider side of its interval, {' and '.join(parts)}"
     few = any(_below_level(row) for row in rows)
     return [text + "; * below 95 %: too few of them" * few]
+
+
+def _model_legend(rows: Sequence[Row]) -> Iterator[str]:
+    if any(_prediction(row) for row in rows):
+        yield "model: measured time against what this very algorithm should take on the calibrated links"
+    if any(_wire(row) for row in rows):
+        yield "wire: bytes that left all hosts together, headers included, in sizes of the message"
 
 
 def _span(values: Iterable[float]) -> str:

@@ -52,5 +52,5 @@ def test_a_rank_with_its_backend_loads_nothing_heavy(name: str) -> None:
 
 def worker_files() -> list[Path]:
     """The modules of the layers that ranks use."""
-    layers = ("launch", "measure", "provenance", "store")
+    layers = ("launch", "algorithms", "measure", "provenance", "store")
     return [path for layer in layers for path in sorted((ROOT / "commbench" / layer).glob("[a-z]*.py"))]

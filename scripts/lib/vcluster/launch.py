@@ -71,7 +71,7 @@ def environment(cluster: Cluster, base: Mapping[str, str], program: str) -> dict
 
 
 def choose_launcher(argv: Sequence[str]) -> str:
-    """``torchrun`` for a ``commbench run`` of torch's backends alone; ``mpirun``, which serves both, for the rest."""
+    """``torchrun`` for a ``commbench run`` or ``calibrate`` of torch's backends alone; ``mpirun``, which serves both, for the rest."""
     backends = _commbench_backends(argv)
     return "torchrun" if backends and backends <= _TORCH_BACKENDS else "mpirun"
 
@@ -134,8 +134,8 @@ def _hosts(mpirun: str, cluster: Cluster) -> list[str]:
 
 
 def _commbench_backends(argv: Sequence[str]) -> set[str]:
-    """The backends that a ``commbench run`` names; none for any other command."""
-    if not any(Path(word).name == "commbench" for word in argv) or "run" not in argv:
+    """The backends that a ``commbench run`` or ``calibrate`` names; none for any other command."""
+    if not any(Path(word).name == "commbench" for word in argv) or not {"run", "calibrate"} & set(argv):
         return set()
     named: set[str] = set()
     for index, word in enumerate(argv):

@@ -353,7 +353,7 @@ def test_own_algorithms_are_enqueued_and_waited_for_once(launch: Launch, timing:
     for mine in calls:
         text = after_calibration(mine)
         assert re.fullmatch(r"(U+(C+S)+D*|(C+S)+D*)+", text), text
-        # An empty message carries a byte, for torch sends nothing that is empty.
+        # An empty message carries a byte.
         assert min(size for call in mine if call["call"] == "batch_isend_irecv" for size in call["sizes"]) == 1
 
 

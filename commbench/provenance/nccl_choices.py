@@ -1,0 +1,84 @@
+"""Which algorithm and protocol NCCL took for each call, from the lines that it writes with ``NCCL_DEBUG=INFO``.
+
+``NCCL_DEBUG_SUBSYS`` must have TUNING. Lines may carry any prefix (rank tags of a launcher, timestamps) and may cut
+others in the middle; what stands after ``NCCL INFO`` is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from commbench.models.nccl import ALGORITHMS, PROTOCOLS
+
+_INFO = re.compile(r"(?:([^\s\[\]<>:]+:\d+:\d+) +\[\d+\] .{0,80}?)?NCCL INFO ")
+_CHOICE = re.compile(r"(?:(\w+)\s*:\s+)?(\d+) Bytes -> Algo (\w+) proto (\w+)(?: time ([\d.]+))?(.*)")
+_CHANNEL_RANGE = re.compile(r"channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One call's algorithm and protocol.
+
+    ``logged_bytes`` is the message up to 2.23 and, from 2.24 on (where ``predicted_s`` is None), count × element size:
+    one rank's part of an AllGather or ReduceScatter. ``function`` is None before 2.23. ``channels`` is (first, last).
+    """
+
+    source: str
+    function: str | None
+    logged_bytes: int
+    algorithm: str
+    protocol: str
+    predicted_s: float | None = None
+    channels: tuple[int, int] | None = None
+
+    def message_bytes(self, ranks: int) -> int:
+        """nccl-tests' size in a communicator of ``ranks``."""
+        parts = self.predicted_s is None and self.function in ("AllGather", "ReduceScatter")
+        return self.logged_bytes * ranks if parts else self.logged_bytes
+
+
+def messages(line: str) -> Iterable[tuple[str, str]]:
+    """(source, text) of each message in a line; where output of several ranks met there is more than one.
+
+    ``source`` is host:pid:tid, empty if not given.
+    """
+    starts = list(_INFO.finditer(line))
+    ends = [match.start() for match in starts[1:]] + [len(line)]
+    for match, end in zip(starts, ends, strict=False):
+        yield match[1] or "", line[match.end() : end].rstrip()
+
+
+def is_choice(text: str) -> bool:
+    """Whether a message is about a choice, whatever it names."""
+    return _CHOICE.match(text) is not None
+
+
+def read_choice(source: str, text: str) -> Choice | None:
+    """The choice that a message tells of; None for another message, or one that names what is not known."""
+    match = _CHOICE.match(text)
+    if not match:
+        return None
+    algorithm, protocol = _name(match[3], ALGORITHMS), _name(match[4], PROTOCOLS)
+    if not (algorithm and protocol):
+        return None
+    used = _CHANNEL_RANGE.search(match[6])
+    return Choice(
+        source=source, function=match[1], logged_bytes=int(match[2]), algorithm=algorithm, protocol=protocol,
+        predicted_s=float(match[5]) * 1e-6 if match[5] else None,
+        channels=(int(used[1]), int(used[2])) if used else None,
+    )  # fmt: skip
+
+
+def read_choices(lines: Iterable[str]) -> list[Choice]:
+    """Every choice in some lines, in their order."""
+    found = (read_choice(source, text) for line in lines for source, text in messages(line))
+    return [choice for choice in found if choice is not None]
+
+
+def _name(text: str, names: tuple[str, ...]) -> str | None:
+    """An algorithm or protocol by its number (up to 2.23) or its name in any case (since); None for an unknown one."""
+    if text.isdigit():
+        return names[int(text)] if int(text) < len(names) else None
+    return next((name for name in names if name.replace("_", "").lower() == text.replace("_", "").lower()), None)
