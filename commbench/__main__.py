@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-
 MEASURING = ("run", "calibrate")  # commands that every rank of a launcher takes part in
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from commbench.cases import Case
 from commbench.measure.data import Pattern
-from commbench.measure.operation import Bytes, Messenger, Operation, PointToPoint
+from commbench.measure.operation import Bytes, Messenger, Operation
 
 
 class BackendError(RuntimeError):
@@ -78,9 +78,6 @@ class Backend(Protocol):
 
     def why_not_reduce(self, dtype: str, op: str) -> str | None:
         """Why a messenger of this backend cannot reduce elements of this type by this op, or None."""
-
-    def point_to_point(self, size: int, sets: int) -> PointToPoint:
-        """Messages of ``size`` bytes, rotating through ``sets`` buffers."""
 
     def device_memory(self) -> int | None:
         """Bytes that new buffers may take on this rank's device; None where buffers lie in host memory."""

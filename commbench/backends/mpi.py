@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import mpi4py
@@ -119,9 +118,6 @@ class Mpi:
             return f"messages over MPI are reduced by numpy, which has no {dtype}"
         return None
 
-    def point_to_point(self, size: int, sets: int) -> MpiPointToPoint:
-        return MpiPointToPoint(self._world, size, sets)
-
     def device_memory(self) -> None:
         return None
 
@@ -218,24 +214,6 @@ def _free(requests: list[MPI.Prequest]) -> None:
     if not MPI.Is_finalized():
         for request in requests:
             request.Free()
-
-
-class MpiPointToPoint:
-    """Blocking messages of one size on the world communicator."""
-
-    def __init__(self, comm: MPI.Comm, size: int, sets: int) -> None:
-        self._comm = comm
-        self._out: Iterator[Any] = cycle([[aligned(size), MPI.BYTE] for _ in range(sets)])
-        self._in: Iterator[Any] = cycle([[aligned(size), MPI.BYTE] for _ in range(sets)])
-
-    def send(self, peer: int) -> None:
-        self._comm.Send(next(self._out), peer)
-
-    def recv(self, peer: int) -> None:
-        self._comm.Recv(next(self._in), peer)
-
-    def exchange(self, to: int, source: int) -> None:
-        self._comm.Sendrecv(next(self._out), to, 0, next(self._in), source, 0)
 
 
 def _build(case: Case, comm: MPI.Comm, pattern: Pattern) -> Operation:

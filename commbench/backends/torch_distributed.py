@@ -9,9 +9,8 @@ import os
 import socket
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import torch
@@ -131,9 +130,6 @@ class _TorchDistributed:
         except (RuntimeError, TypeError):  # NotImplementedError is a RuntimeError
             return f"messages over {self.name} are reduced by torch, which has no {op!r} of two {dtype}"
         return None
-
-    def point_to_point(self, size: int, sets: int) -> TorchPointToPoint:
-        return TorchPointToPoint(size, sets, self.device, self._finish)
 
     def device_memory(self) -> int | None:
         return None
@@ -431,29 +427,6 @@ class NcclMessenger(TorchMessenger):
                 work.wait()
 
         return exchange
-
-
-class TorchPointToPoint:
-    """Messages of one size over the default group."""
-
-    def __init__(self, size: int, sets: int, device: torch.device, finish: Callable[[], None]) -> None:
-        def buffers() -> Iterator[torch.Tensor]:
-            return cycle([torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(sets)])
-
-        self._out, self._in = buffers(), buffers()
-        self._finish = finish
-
-    def send(self, peer: int) -> None:
-        dist.send(next(self._out), peer)
-        self._finish()
-
-    def recv(self, peer: int) -> None:
-        dist.recv(next(self._in), peer)
-        self._finish()
-
-    def exchange(self, to: int, source: int) -> None:
-        _shift(next(self._out), to, next(self._in), source, None)
-        self._finish()
 
 
 def _shift(given: torch.Tensor, to: int, taken: torch.Tensor, source: int, group: Any) -> None:

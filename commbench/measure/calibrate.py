@@ -139,7 +139,7 @@ class _Job:
             return links
         leaders = [ranks[0] for ranks in self.hosts]
         rates = self.rates(leaders)
-        first, second = _usual_pair(rates) if rates else (0, 1)
+        first, second = _usual_pair(rates, len(leaders)) if rates else (0, 1)
         link = self._link(
             "other_host", (leaders[first], leaders[second]),
             [rank for host, rank in enumerate(leaders) if host != first],
@@ -224,22 +224,29 @@ def partners(hosts: int, rounds: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-def _usual_pair(rates: dict[tuple[int, int], float]) -> tuple[int, int]:
-    """The pair of hosts whose rate is nearest to the median."""
-    middle = float(np.median(list(rates.values())))
+def _best_rates(rates: dict[tuple[int, int], float], hosts: int) -> list[tuple[float, float]]:
+    """Seconds a byte out of and into each host: what it reached with its best partner, NaN where it had none."""
+    found = []
+    for host in range(hosts):
+        out = min((rate for (source, _), rate in rates.items() if source == host), default=np.nan)
+        into = min((rate for (_, target), rate in rates.items() if target == host), default=np.nan)
+        found.append((out, into))
+    return found
+
+
+def _usual_pair(rates: dict[tuple[int, int], float], hosts: int) -> tuple[int, int]:
+    """The pair whose rate is nearest to that of the middle one of the hosts."""
+    middle = float(np.nanmedian(_best_rates(rates, hosts)))
     return min(rates, key=lambda pair: (abs(rates[pair] - middle), pair))
 
 
 def _per_host(rates: dict[tuple[int, int], float], hosts: int, usual: float) -> tuple[tuple[float, float], ...]:
-    """Seconds a byte out of and into each host: what it reached with its best partner. Empty where all are alike."""
-    if not rates:
-        return ()
-    found = []
-    for host in range(hosts):
-        out = min((rate for (source, _), rate in rates.items() if source == host), default=usual)
-        into = min((rate for (_, target), rate in rates.items() if target == host), default=usual)
-        found.append((out if out > ALIKE * usual else usual, into if into > ALIKE * usual else usual))
-    return tuple(found) if any(pair != (usual, usual) for pair in found) else ()
+    """Seconds a byte out of and into each host, ``usual`` where that is about right. Empty where all are alike."""
+    found = tuple(
+        (out if out > ALIKE * usual else usual, into if into > ALIKE * usual else usual)
+        for out, into in _best_rates(rates, hosts)
+    )
+    return found if any(pair != (usual, usual) for pair in found) else ()
 
 
 def _slowest_hop(per_host: tuple[tuple[float, float], ...], usual: float) -> float:

@@ -1,4 +1,4 @@
-"""What measuring knows of a library: operations to run, and messages to calibrate links with. Backends make them."""
+"""What measuring knows of a library: operations to run, and messages to make algorithms and patterns of."""
 
 from __future__ import annotations
 
@@ -35,17 +35,6 @@ class Operation:
     upload: Callable[[], Any] = _nothing
     download: Callable[[], Any] = _nothing
     repeatable: bool = True
-
-
-class PointToPoint(Protocol):
-    """Messages of one fixed size between this rank and others, for link calibration; each call completes locally."""
-
-    def send(self, peer: int) -> None: ...
-
-    def recv(self, peer: int) -> None: ...
-
-    def exchange(self, to: int, source: int) -> None:
-        """Send and receive at the same time."""
 
 
 class Post(NamedTuple):

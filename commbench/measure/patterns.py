@@ -23,6 +23,7 @@ Pattern = Callable[[int], Steps]
 """The steps of a world rank; none for one that takes no part."""
 
 LEAST_CALLS = 3  # in a window: steps of an algorithm follow one another, and one late rank delays the next
+EACH_WINDOWS, EACH_CALLS = 2, 2  # for rates of hosts, which tell a slow one from the others and no more
 SYNC_S = 0.01  # calls below it are preceded by one that is not timed, in which ranks wait for one another
 MOST_CALLS = 2000
 REST: Steps = ()
@@ -92,7 +93,7 @@ class Bench:
         control, effort = self.control, self.effort
         control.expect(self.deadline_s, f"calibrating: {doing}, {size} B")
         call = self._prepare(pattern(control.rank), size)
-        control.gather(None)  # whoever is early must not wait inside its first window
+        self._together()  # whoever is early must not wait inside its first window
         # The first call makes connections and registers buffers: the second tells how many fit, unless it is long.
         once: float = control.agree(self._run(call, 1), max)
         if once < effort.window_s:
@@ -112,16 +113,19 @@ class Bench:
         return slowest
 
     def each(self, doing: str, pattern: Pattern, size: int) -> list[float]:
-        """Per rank the seconds of its own call, the least of the windows; the same on every rank."""
+        """Per rank the seconds of its own call, the least of some windows; the same on every rank."""
         self.control.expect(self.deadline_s, f"calibrating: {doing}")
         call = self._prepare(pattern(self.control.rank), size)
         best = float("inf")
-        for window in range(self.effort.windows + 1):
-            self.control.gather(None)
-            seconds = self._run(call, 1)
-            best = min(best, seconds) if window else best  # the first makes connections
+        for _ in range(EACH_WINDOWS):
+            self._together()
+            self._run(call, 1)  # makes connections, and lets both ends wait for one another
+            best = min(best, self._run(call, EACH_CALLS) / EACH_CALLS)
         everyone: list[float] = self.control.agree(best, list)
         return everyone
+
+    def _together(self) -> None:
+        self.control.agree(None, lambda all_: None)
 
     def _prepare(self, steps: Steps, size: int) -> Callable[[], None]:
         """One call of this rank, on the next set of buffers each time."""

@@ -103,7 +103,7 @@ def _plan(schedule: Schedule, hosts: tuple[int, ...]) -> _Plan:
     )
 
 
-class _Cost(NamedTuple):
+class MessageCost(NamedTuple):
     """Seconds of one message. ``occupied``: how long it holds the sides of its ranks, ``queued`` the receive side if it
     had to wait for another rank's, ``nic_out`` and ``nic_in`` the sides of NICs; ``exchange``, ``shift`` and ``nic``:
     what is added while the same side is busy in the other direction, with the same rank, with another, of a NIC."""
@@ -120,7 +120,7 @@ class _Cost(NamedTuple):
     adding: float
 
 
-def _cost(links: Links, here: int, there: int, size: float) -> _Cost:
+def message_cost(links: Links, here: int, there: int, size: float) -> MessageCost:
     crossing = here != there
     link = links.of(crossing=crossing)
     whole, occupied = link.message_s(size), link.occupied_s(size)
@@ -142,7 +142,7 @@ def _cost(links: Links, here: int, there: int, size: float) -> _Cost:
             nic = max(0.0, interpolate(links.nic, size, link.seconds_per_byte) - usual) * scale
         else:
             nic = exchange
-    return _Cost(
+    return MessageCost(
         occupied=occupied, latency=whole - occupied, queued=queued, exchange=exchange, shift=shift,
         nic_out=nic_out, nic_in=nic_in, nic=nic,
         host_busy=links.host_seconds_per_message + size * links.host_seconds_per_byte,
@@ -156,7 +156,7 @@ class _Run:
     def __init__(self, plan: _Plan, block_bytes: float, links: Links, repeats: int) -> None:
         self.plan, self.repeats = plan, repeats
         self.steps, self.messages = len(plan.step_messages), len(plan.routes)
-        self.costs = [_cost(links, here, there, blocks * block_bytes) for here, there, blocks in plan.kinds]
+        self.costs = [message_cost(links, here, there, blocks * block_bytes) for here, there, blocks in plan.kinds]
         self.begin = [-1.0] * (self.steps * repeats)
         self.end = [0.0] * (self.steps * repeats)
         self.left = [len(messages) for messages in plan.step_messages] * repeats
@@ -202,7 +202,7 @@ class _Run:
                     adder_free[route.adder] = time
                 self._done(route.recv_step + offset, time)
 
-    def _occupy(self, number: int, time: float, route: _Route, cost: _Cost) -> float:
+    def _occupy(self, number: int, time: float, route: _Route, cost: MessageCost) -> float:
         """Let a message that starts at ``time`` hold its sides; when it lets go of the last."""
         free, tail, routes, messages = self.free, self.tail, self.plan.routes, self.messages
         ranks = 2 * len(self.plan.starts)  # the first side of a NIC

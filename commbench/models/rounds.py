@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from commbench.models.links import Links
-from commbench.models.pricing import _Cost, _cost
+from commbench.models.pricing import MessageCost, message_cost
 
 NO, PAIR, OTHERS = "no", "pair", "others"
 """Whether ranks receive while they send: not at all, from the rank they send to, from another."""
+_ANY = (10**9, 10**9 + 1)  # two hosts beyond all whose rates are known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +74,8 @@ class Machine:
 
     world: World
     links: Links
-    _known: dict[tuple[bool, float], _Cost] = field(default_factory=dict)
-    _slowest: tuple[int, int] = (-1, -1)
+    _known: dict[tuple[bool, float], MessageCost] = field(default_factory=dict, init=False)
+    _slowest: tuple[int, int] = field(default=_ANY, init=False)
 
     def __post_init__(self) -> None:
         rates = self.links.host_rates[: self.world.hosts]
@@ -85,14 +86,14 @@ class Machine:
                 max(hosts, key=lambda host: self.links.rate(host, out=False)),
             )
 
-    def cost(self, size: float, *, crossing: bool) -> _Cost:
+    def cost(self, size: float, *, crossing: bool) -> MessageCost:
         """One message's cost. Raises ValueError for a link that is not calibrated."""
         found = self._known.get((crossing, size))
         if found is None:
-            sender, receiver = self._slowest if min(self._slowest) >= 0 else (10**9, 10**9 + 1)
+            sender, receiver = self._slowest
             if sender == receiver:
-                receiver = 10**9
-            found = self._known[crossing, size] = _cost(self.links, sender, receiver if crossing else sender, size)
+                receiver = _ANY[1]
+            found = self._known[crossing, size] = message_cost(self.links, sender, receiver if crossing else sender, size)
         return found
 
     def message_s(
@@ -119,7 +120,7 @@ class Machine:
         return busy + (cost.nic if both != NO and busy else 0.0)
 
 
-def both_ways(cost: _Cost, both: str) -> float:
+def both_ways(cost: MessageCost, both: str) -> float:
     """What is added; a message that keeps nothing busy meets no other."""
     if both == NO or not cost.occupied:
         return 0.0

@@ -55,12 +55,13 @@ def _every_shift(world: World, size: float, *, reduces: bool = False) -> list[Ro
     n, g = world.ranks, world.per_host
     if n == 2 or world.hosts == 1:
         return [_shift(world, 1, size, n - 1, reduces=reduces)]
-    few, many = g // 2, g - 1 - g // 2
-    few_sum, many_sum = few * (few + 1), many * g
+    most = min(g, n // 2)  # the way round the other way is shorter where one host has most of the ranks
+    few, many, all_cross = most // 2, most - 1 - most // 2, n - 1 - 2 * (most - 1)
+    few_sum, many_sum = few * (few + 1), many * most
     return [
         Round(size, 2 * few, few, few_sum, 2 * few * g - few_sum, OTHERS, reduces, True),
-        Round(size, 2 * many, g - 1, many_sum, 2 * many * g - many_sum, OTHERS, reduces, True),
-        Round(size, n - 1 - 2 * (g - 1), g, (n - 1 - 2 * (g - 1)) * g, 0, OTHERS, reduces, True),
+        Round(size, 2 * many, most - 1, many_sum, 2 * many * g - many_sum, OTHERS, reduces, True),
+        Round(size, all_cross, most, all_cross * most, all_cross * (g - most), OTHERS, reduces, True),
     ]
 
 
