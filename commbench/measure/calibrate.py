@@ -24,7 +24,7 @@ SIZES = (8, 512, 4096, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20, 1 <
 RATE_SIZE = 1 << 18  # long enough to be all rate, short enough for a slow link
 ALIKE = 1.15  # hosts whose rates differ less are the same for predictions
 QUICK = Effort(windows=3, window_s=0.012, slow_s=0.05)
-THOROUGH = Effort(windows=10, window_s=0.04, slow_s=0.06)
+THOROUGH = Effort(windows=7, window_s=0.03, slow_s=0.06)
 QUICK_ROUNDS, THOROUGH_ROUNDS = 3, 15  # partners that each host's rate is tried with
 
 Windows = dict[int, list[float]]

@@ -23,8 +23,10 @@ Pattern = Callable[[int], Steps]
 """The steps of a world rank; none for one that takes no part."""
 
 LEAST_CALLS = 3  # in a window: steps of an algorithm follow one another, and one late rank delays the next
+# Windows of longer calls begin together, as operations do: what a rank is late by, the next step has not made up for yet.
+# Shorter calls are preceded by one that is not timed, in which ranks wait for one another.
+LONG_S = 0.002
 EACH_WINDOWS, EACH_CALLS = 2, 2  # for rates of hosts, which tell a slow one from the others and no more
-SYNC_S = 0.01  # calls below it are preceded by one that is not timed, in which ranks wait for one another
 MOST_CALLS = 2000
 REST: Steps = ()
 
@@ -98,16 +100,15 @@ class Bench:
         once: float = control.agree(self._run(call, 1), max)
         if once < effort.window_s:
             once = control.agree(self._run(call, 1), max)
-        # Where a call is long, ranks that start it apart by a little change nothing.
-        sync = int(once < SYNC_S)
-        least = 1 if once > effort.slow_s else LEAST_CALLS
-        calls = max(least, min(MOST_CALLS, int(effort.window_s / max(once, 1e-7))))
-        control.expect(
-            self.deadline_s + 10 * effort.windows * (calls + sync) * once, f"calibrating: {doing}, {size} B"
-        )
+        long = once > LONG_S
+        calls = max(LEAST_CALLS, min(MOST_CALLS, int(effort.window_s / max(once, 1e-7))))
+        control.expect(self.deadline_s + 10 * effort.windows * (calls + 1) * once, f"calibrating: {doing}, {size} B")
         mine = []
         for _ in range(effort.windows):
-            self._run(call, sync)
+            if long:
+                self._together()
+            else:
+                self._run(call, 1)
             mine.append(self._run(call, calls) / calls)
         slowest: list[float] = control.agree(mine, lambda all_: [max(ranks) for ranks in zip(*all_, strict=True)])
         return slowest
