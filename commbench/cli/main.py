@@ -11,6 +11,7 @@ from commbench import __version__
 from commbench.cli.calibrate import calibrate
 from commbench.cli.doctor import doctor
 from commbench.cli.errors import UsageError
+from commbench.cli.explain import explain
 from commbench.cli.predict import predict
 from commbench.cli.run import run
 from commbench.cli.show import show
@@ -27,6 +28,7 @@ app.command()(run)
 app.command()(calibrate)
 app.command()(predict)
 app.command()(show)
+app.command()(explain)
 app.command()(doctor)
 
 

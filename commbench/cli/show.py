@@ -44,7 +44,7 @@ def show(
 
     try:
         info = read_run(find_run(results, run))
-        frame = _points(info)
+        frame = points_of(info)
         filters = {"collective": collective, "backend": backend, "timing": timing}
         chosen = _choose(frame, {name: text for name, text in filters.items() if text is not None})
         if plot is not None:
@@ -69,7 +69,7 @@ def show(
     return 0
 
 
-def _points(info: RunInfo) -> pd.DataFrame:
+def points_of(info: RunInfo) -> pd.DataFrame:
     """The run's points; none where it ended before the first."""
     import sys
     import warnings

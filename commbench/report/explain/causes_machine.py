@@ -57,7 +57,11 @@ def host_bound(curve: Curve) -> Finding | None:
         said.append(f"times vary up to {max(spot.spread for spot in unsteady):.1f}-fold between quartiles")
     factor = max((spot.seconds / spot.fastest_s for spot in slow if spot.fastest_s), default=1.0)
     return Finding(
-        cause="host-bound", level=level, factor=factor, sizes=sizes_of(slow or unsteady or curve.spots),
+        kind="host_bound",
+        cause="host-bound",
+        level=level,
+        factor=factor,
+        sizes=sizes_of(slow or unsteady or curve.spots),
         judged_by=tuple(said),
     )
 
@@ -70,7 +74,9 @@ def _is_crowded(host: HostFacts) -> bool:
 def _on_host(host: HostFacts) -> list[str]:
     said = []
     if host.others and host.others >= CROWDED:
-        count = f"{host.others * host.processors:.1f} of {host.processors}" if host.processors else f"{host.others:.0%} of"
+        count = (
+            f"{host.others * host.processors:.1f} of {host.processors}" if host.processors else f"{host.others:.0%} of"
+        )
         said.append(f"other processes used {count} processors on {host.name}, which had no time to spare")
     if host.stolen and host.stolen >= STOLEN:
         said.append(f"the hypervisor gave {host.stolen:.0%} of {host.name}'s processor time to others")
@@ -90,7 +96,7 @@ def _large_are_fine(curve: Curve) -> bool:
 
 def algorithm_forced(curve: Curve) -> Finding | None:
     """A setting took the choice from the library, and a better choice was there."""
-    return _forced(curve, "algorithm forced", [
+    return _forced(curve, "algorithm_forced", [
         forced_algorithm(curve.case.backend, curve.case.collective, setup.settings) for setup in curve.setups
     ])  # fmt: skip
 
@@ -98,11 +104,11 @@ def algorithm_forced(curve: Curve) -> Finding | None:
 def protocol_forced(curve: Curve) -> Finding | None:
     """The same for the protocol that messages are sent by."""
     return _forced(
-        curve, "protocol forced", [forced_protocol(curve.case.backend, setup.settings) for setup in curve.setups]
+        curve, "protocol_forced", [forced_protocol(curve.case.backend, setup.settings) for setup in curve.setups]
     )
 
 
-def _forced(curve: Curve, cause: str, settings: list[str | None]) -> Finding | None:
+def _forced(curve: Curve, kind: str, settings: list[str | None]) -> Finding | None:
     said = next(filter(None, settings), None)
     # A name other than library was asked for, and stands beside every number.
     if said is None or curve.case.algorithm != "library":
@@ -114,7 +120,8 @@ def _forced(curve: Curve, cause: str, settings: list[str | None]) -> Finding | N
     name = min(worst.predictions, key=worst.predictions.__getitem__)
     sure = all(spot.times(_best(spot)) >= spot.limit for spot in spots)
     return Finding(
-        cause=cause, level=HIGH if sure else MEDIUM, factor=worst.seconds / worst.predictions[name], sizes=sizes_of(spots),
+        kind=kind,
+        cause=kind.replace("_", " "), level=HIGH if sure else MEDIUM, factor=worst.seconds / worst.predictions[name], sizes=sizes_of(spots),
         judged_by=(said, f"{format_time(worst.seconds)} at {format_size(worst.size)}, where {name} would take "
                          f"{format_time(worst.predictions[name])}"),
     )  # fmt: skip
@@ -140,6 +147,7 @@ def moves_more_bytes(curve: Curve) -> Finding | None:
         return None
     last = spots[-1]
     return Finding(
+        kind="moves_more_bytes",
         cause="library moves more bytes than the operation needs", level=HIGH if len(spots) >= IN_A_ROW else MEDIUM,
         factor=last.seconds / (_best(last) or last.seconds), sizes=sizes_of(spots), of_run=False,
         judged_by=(f"{waste(last):.2f} times what the leanest algorithm sends left the hosts at {format_size(last.size)}",),
@@ -156,6 +164,7 @@ def unsteady_times(curve: Curve) -> Finding | None:
     what = "third quartile over the first" if spots == spread else "slowest over the fastest launch or pass"
     most = max((spot.spread if spots == spread else spot.over_launches or 1.0) for spot in spots)
     return Finding(
+        kind="unsteady_times",
         cause="unsteady times", level=MEDIUM, factor=most, sizes=sizes_of(spots),
         judged_by=(f"{what}: up to {most:.1f}, at {len(spots)} sizes in a row",),
     )  # fmt: skip
@@ -164,9 +173,11 @@ def unsteady_times(curve: Curve) -> Finding | None:
 def unexplained(curve: Curve) -> Finding | None:
     """Slower than every model, which something must explain. Judged only where nothing else fits."""
     spots = curve.in_a_row(lambda spot: spot.times(spot.slowest_s) >= spot.limit)
+    if not spots:
         return None
     worst = max(spots, key=lambda spot: spot.times(spot.slowest_s))
     return Finding(
+        kind="unexplained",
         cause="unexplained: slower than every model", level=LOW, factor=worst.seconds / (worst.slowest_s or 1),
         sizes=sizes_of(spots), of_run=False,
         judged_by=(f"{format_time(worst.seconds)} at {format_size(worst.size)}, "

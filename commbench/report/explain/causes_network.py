@@ -16,7 +16,6 @@ from commbench.report.explain.evidence import (
     RESOLUTION_S,
     Curve,
     Finding,
-    Level,
     Setup,
     Spot,
     sizes_of,
@@ -39,7 +38,9 @@ HALF_DUPLEX = 1.8  # both directions over one: 2 for a link that has one at a ti
 
 def slow_host(curve: Curve) -> Finding | None:
     """A host of the group whose own rate was low before or after the sweep, and times that show it."""
-    found = [_slow_host(curve, setup) for setup in curve.setups if setup.links.other_host] if curve.several_hosts else []
+    found = (
+        [_slow_host(curve, setup) for setup in curve.setups if setup.links.other_host] if curve.several_hosts else []
+    )
     return max(filter(None, found), key=lambda f: (f.level == HIGH, f.factor), default=None)
 
 
@@ -50,12 +51,17 @@ def _slow_host(curve: Curve, setup: Setup) -> Finding | None:
     after = _slow(after_rates, max(usual, _middle(after_rates, usual)), curve)
     late = {host: ratio for host, ratio in after.items() if host not in before}
     for slow, rates, when in ((before, setup.links.host_rates, "before"), (late, after_rates, "after")):
-        spots = _showing(curve, replace(setup.links, host_rates=_only(rates, slow, usual)), _usual(setup.links)) if slow else ()
+        spots = (
+            _showing(curve, replace(setup.links, host_rates=_only(rates, slow, usual)), _usual(setup.links))
+            if slow
+            else ()
+        )
         if not spots:
             continue
         names = ", ".join(setup.names[host] for host in slow)
         sure = max(slow.values()) >= SURE_FACTOR and len(spots) >= IN_A_ROW
         return Finding(
+            kind="slow_host",
             cause=f"slow host{'s' * (len(slow) > 1)} {names}", level=HIGH if sure else MEDIUM,
             factor=_most(curve, spots, _usual(setup.links)), sizes=sizes_of(spots),
             judged_by=(
@@ -80,6 +86,7 @@ def slower_network(curve: Curve) -> Finding | None:
         spots = _showing(curve, slower, setup.links) if now >= FACTOR * usual else ()
         if spots:
             return Finding(
+                kind="slower_network",
                 cause="network slower than when it was calibrated", level=MEDIUM,
                 factor=_most(curve, spots, setup.links), sizes=sizes_of(spots),
                 judged_by=(f"{_rate(usual)} GB/s before the sweep, {_rate(now)} at most hosts after it",
@@ -113,6 +120,7 @@ def shared_nic(curve: Curve) -> Finding | None:
     alone = links.of(crossing=True).seconds_per_byte
     together = links.nic_seconds_per_byte or alone
     return Finding(
+        kind="shared_nic",
         cause="shared NIC", level=HIGH if links.nic and len(spots) >= IN_A_ROW else MEDIUM,
         factor=last.seconds / (last.seconds - busy * (1 - alone / (together * sharing))), sizes=sizes_of(spots),
         judged_by=(
@@ -146,6 +154,7 @@ def tcp_instead_of_rdma(curve: Curve) -> Finding | None:
         spots = _showing(curve, setup.links, faster)
         if spots:
             return Finding(
+                kind="tcp_instead_of_rdma",
                 cause="TCP instead of RDMA", level=HIGH if said else MEDIUM, factor=_most(curve, spots, faster),
                 sizes=sizes_of(spots),
                 judged_by=(f"{bits / 1e9:.3g} Gbit/s between hosts, where port {name} has {rate_bps / 1e9:.3g}",
@@ -166,11 +175,14 @@ def tcp_instead_of_shared_memory(curve: Curve) -> Finding | None:
         latency = SHARED_LATENCY_S if curve.case.backend != "nccl" else 0.0
         if link.seconds_per_byte < memory and (not latency or link.latency_s < latency):
             continue
-        shared = Link(latency_s=min(link.latency_s, SHARED_LATENCY_S / 2), seconds_per_byte=min(memory, link.seconds_per_byte))
+        shared = Link(
+            latency_s=min(link.latency_s, SHARED_LATENCY_S / 2), seconds_per_byte=min(memory, link.seconds_per_byte)
+        )
         faster = replace(setup.links, same_host=shared, host_seconds_per_message=0.0, host_seconds_per_byte=0.0)
         spots = _showing(curve, setup.links, faster)
         if spots:
             return Finding(
+                kind="tcp_instead_of_shared_memory",
                 cause="TCP instead of shared memory", level=HIGH, factor=_most(curve, spots, faster), sizes=sizes_of(spots),
                 judged_by=(said, f"{format_time(link.latency_s)} and {_rate(link.seconds_per_byte)} GB/s inside a host, "
                                  f"where memory is added at {_rate(added)}"),
@@ -193,8 +205,14 @@ def half_duplex(curve: Curve) -> Finding | None:
         spots = _showing(curve, setup.links, full)
         if spots:
             return Finding(
-                cause="half duplex link", level=MEDIUM, factor=_most(curve, spots, full), sizes=sizes_of(spots),
-                judged_by=(f"both directions at once take {min(ratios):.1f} to {max(ratios):.1f} times as long as one",),
+                kind="half_duplex",
+                cause="half duplex link",
+                level=MEDIUM,
+                factor=_most(curve, spots, full),
+                sizes=sizes_of(spots),
+                judged_by=(
+                    f"both directions at once take {min(ratios):.1f} to {max(ratios):.1f} times as long as one",
+                ),
             )
     return None
 

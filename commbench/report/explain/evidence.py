@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from commbench.cases import Case
 from commbench.models.links import Links
 
-HIGH, MEDIUM, LOW = "high", "medium", "low"
 Level = Literal["high", "medium", "low"]
+HIGH: Final = "high"
+MEDIUM: Final = "medium"
+LOW: Final = "low"
 
 RESOLUTION_S = 5e-6  # Python calls and clocks: what calibration cannot tell apart
 FACTOR = 1.5  # slower by less is within what models, links and machines vary by
@@ -99,7 +101,8 @@ class HostFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """One backend in one launch. ``names[host]`` and ``facts`` in the order of the hosts' numbers.
+    """One backend in one launch. ``ranks[rank]`` is the name of a world rank's host; ``names[host]`` and ``facts`` are
+    in the order of the hosts' numbers.
 
     ``rates_after``: the hosts' rates after the sweep, None where they were not measured, empty where as usual.
     ``settings``: environment variables that steer libraries, and what the backend said it had set.
@@ -109,6 +112,7 @@ class Setup:
     version: str
     links: Links
     rates_after: tuple[tuple[float, float], ...] | None
+    ranks: tuple[str, ...]
     names: tuple[str, ...]
     facts: tuple[HostFacts, ...]
     settings: Mapping[str, str]
@@ -165,9 +169,10 @@ class Curve:
 class Finding:
     """A cause that fits a curve. ``factor``: how many times longer it made operations, at the size where most.
 
-    ``judged_by``: the numbers, each a phrase. ``of_run``: it concerns the whole run, though few curves may show it.
+    ``kind``: the name of the judge; ``cause``: for a person. ``judged_by``: the numbers, each a phrase. ``of_run``: it concerns the whole run, though few curves may show it.
     """
 
+    kind: str
     cause: str
     level: Level
     factor: float

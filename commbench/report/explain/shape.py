@@ -80,9 +80,7 @@ def stretches(spots: Sequence[Spot], times: Sequence[float], least: int = 2) -> 
         if current and len(current) >= min(least, len(spots)):
             values = [times[i] for i in current]
             found.append(
-                Stretch(
-                    first=spots[current[0]].size, last=spots[current[-1]].size, least=min(values), most=max(values)
-                )
+                Stretch(first=spots[current[0]].size, last=spots[current[-1]].size, least=min(values), most=max(values))
             )
         current = []
     return tuple(found)
@@ -115,7 +113,9 @@ def _parts(spots: tuple[Spot, ...]) -> list[tuple[str, list[Spot]]]:
         best = min(names, key=costs.__getitem__)
         stay = {name: costs[name] <= costs[best] + SWITCH_COST for name in names}
         paths = {name: [*paths[name if stay[name] else best], name] for name in names}
-        costs = {name: (costs[name] if stay[name] else costs[best] + SWITCH_COST) + _error(spot, name) for name in names}
+        costs = {
+            name: (costs[name] if stay[name] else costs[best] + SWITCH_COST) + _error(spot, name) for name in names
+        }
     chosen = paths[min(names, key=costs.__getitem__)]
     parts: list[tuple[str, list[Spot]]] = []
     for spot, name in zip(spots, chosen, strict=True):
