@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HELP = """Predict collectives: the time and bus bandwidth of every algorithm, the best of them, and the lower bound.
 
-Links come from a calibration (`commbench calibrate`, or any run's directory) or from a preset of hardware. Up to 64
+Links come from a calibration (`commbench calibrate`, or any run's directory) or from a preset of hardware. Up to 32
 ranks are simulated; beyond, closed forms answer as fast for a million. Nothing is measured.
 
 \b

@@ -27,7 +27,7 @@ from commbench.schedules.schedule import Schedule
 
 RING, TREE = "ring", "double_binary_tree"
 NEAR = 0.3  # a model that is further off does not explain a measurement
-MOST_SIMULATED = 64  # ranks; beyond, an all-to-all alone has more messages than are worth simulating
+MOST_SIMULATED = 32  # ranks; beyond, all would wait for seconds at every point while rank 0 simulates
 STREAM = 2  # K of the growth per operation
 
 
@@ -56,7 +56,7 @@ def predict(
     """The times of one operation by every algorithm, and the bound on it.
 
     ``hosts[rank]`` is the host of a rank of the group, ``itemsize`` the bytes of an element, of which a piece has at
-    least one. A streamed operation takes what each further one adds, (T(2K) - T(K))/K. Up to 64 ranks are simulated;
+    least one. A streamed operation takes what each further one adds, (T(2K) - T(K))/K. Up to 32 ranks are simulated;
     beyond, closed forms stand in (:mod:`commbench.models.scale`), for which every host has as many ranks as the most
     loaded one and neighbours share a host, but never less than the bound. Raises ValueError for an unknown timing and
     for a link that is needed but not calibrated, KeyError for an unknown collective.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from commbench.models.prediction import NEAR
 from commbench.report.explain.evidence import Curve, Spot
@@ -13,23 +14,23 @@ from commbench.stats.envelope import Envelope, fit_envelope
 
 SWITCH_COST = 0.25  # in |log(measured / model)|, summed over sizes: a switch must explain that much better
 FAR = math.log(2)  # an error beyond that counts no more: one odd time makes no switch
+UNLIKE_COST = math.log(1 + NEAR)  # of a size that is like no algorithm: dearer than any that explains it
 ALIKE = 0.05  # models that differ by less cannot be told apart
 REGIME_SIZES = 8  # sizes from which regimes are looked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """From one size to another the curve is nearest to an algorithm's model.
+    """From one size to another the curve is nearest to an algorithm's model, or, with ``algorithm`` None, to no one's.
 
-    ``error``: the median of |measured / model - 1|; ``explains``: that it is small enough to say so. ``alike``: models
-    that predict the same there. ``known``: the algorithm is known, not guessed.
+    ``error``: the median of |measured / model - 1|, None without an algorithm. ``alike``: models that predict the same
+    there. ``known``: the algorithm is known, not guessed.
     """
 
     first: int
     last: int
-    algorithm: str
-    error: float
-    explains: bool
+    algorithm: str | None
+    error: float | None
     alike: tuple[str, ...] = ()
     known: bool = False
 
@@ -89,54 +90,50 @@ def stretches(spots: Sequence[Spot], times: Sequence[float], least: int = 2) -> 
 def _looks(spots: tuple[Spot, ...]) -> tuple[Look, ...]:
     if all(spot.known_s for spot in spots):
         errors = [abs(spot.seconds / spot.known_s - 1) for spot in spots if spot.known_s]
-        middle = sorted(errors)[len(errors) // 2]
         name = spots[0].case.algorithm
-        return (
-            Look(first=spots[0].size, last=spots[-1].size, algorithm=name, error=middle, explains=middle <= NEAR,
-                 known=True),
-        )  # fmt: skip
-    usable = tuple(spot for spot in spots if any(seconds > 0 for seconds in spot.predictions.values()))
-    return tuple(_look(part, name) for name, part in _parts(usable)) if usable else ()
+        return (Look(first=spots[0].size, last=spots[-1].size, algorithm=name, error=median(errors), known=True),)
+    usable = tuple(spot for spot in spots if spot.predictions)
+    return tuple(_look(name, part) for name, part in _parts(usable)) if usable else ()
 
 
-def _error(spot: Spot, name: str) -> float:
-    model = spot.predictions.get(name, 0.0)
-    return min(FAR, abs(math.log(spot.seconds / model))) if model > 0 else FAR
+def _error(spot: Spot, name: str | None) -> float:
+    """|log(measured / model)|; what it costs to be like nobody."""
+    if name is None:
+        return UNLIKE_COST
+    model = spot.predictions.get(name)
+    return min(FAR, abs(math.log(spot.seconds / model))) if model else FAR
 
 
-def _parts(spots: tuple[Spot, ...]) -> list[tuple[str, list[Spot]]]:
-    """The cheapest way to give every size an algorithm, where each switch costs (Viterbi's algorithm)."""
-    names = algorithms_of(spots)
+def _parts(spots: tuple[Spot, ...]) -> list[tuple[str | None, list[Spot]]]:
+    """The cheapest way to give every size an algorithm, or none, where each switch costs (Viterbi's algorithm)."""
+    names: list[str | None] = [*algorithms_of(spots), None]
     costs = {name: _error(spots[0], name) for name in names}
-    paths: dict[str, list[str]] = {name: [name] for name in names}
+    paths: dict[str | None, list[str | None]] = {name: [name] for name in names}
     for spot in spots[1:]:
         best = min(names, key=costs.__getitem__)
-        stay = {name: costs[name] <= costs[best] + SWITCH_COST for name in names}
-        paths = {name: [*paths[name if stay[name] else best], name] for name in names}
+        before = {name: name if costs[name] <= costs[best] + SWITCH_COST else best for name in names}
+        paths = {name: [*paths[before[name]], name] for name in names}
         costs = {
-            name: (costs[name] if stay[name] else costs[best] + SWITCH_COST) + _error(spot, name) for name in names
+            name: costs[before[name]] + SWITCH_COST * (before[name] != name) + _error(spot, name) for name in names
         }
-    chosen = paths[min(names, key=costs.__getitem__)]
-    parts: list[tuple[str, list[Spot]]] = []
-    for spot, name in zip(spots, chosen, strict=True):
+    parts: list[tuple[str | None, list[Spot]]] = []
+    for spot, name in zip(spots, paths[min(names, key=costs.__getitem__)], strict=True):
         if not parts or parts[-1][0] != name:
             parts.append((name, []))
         parts[-1][1].append(spot)
     return parts
 
 
-def _look(spots: list[Spot], name: str) -> Look:
-    errors = sorted(
-        abs(spot.seconds / spot.predictions[name] - 1) if spot.predictions.get(name) else math.inf for spot in spots
-    )
-    others = [other for other in algorithms_of(tuple(spots)) if other != name]
+def _look(name: str | None, spots: list[Spot]) -> Look:
+    if name is None:
+        return Look(first=spots[0].size, last=spots[-1].size, algorithm=None, error=None)
+    at = [spot for spot in spots if name in spot.predictions]
     alike = [
-        other for other in others
-        if all(abs(spot.predictions.get(other, 0.0) / spot.predictions[name] - 1) <= ALIKE
-               for spot in spots if spot.predictions.get(name))
+        other for other in algorithms_of(tuple(spots))
+        if other != name
+        and all(abs(spot.predictions.get(other, 0.0) / spot.predictions[name] - 1) <= ALIKE for spot in at)
     ]  # fmt: skip
-    error = errors[len(errors) // 2]
     return Look(
-        first=spots[0].size, last=spots[-1].size, algorithm=name, error=error, explains=error <= NEAR,
-        alike=tuple(alike),
+        first=spots[0].size, last=spots[-1].size, algorithm=name, alike=tuple(alike),
+        error=median(abs(spot.seconds / spot.predictions[name] - 1) for spot in at) if at else None,
     )  # fmt: skip

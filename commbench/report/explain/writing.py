@@ -14,6 +14,7 @@ from commbench.report.tables import plain
 from commbench.units import format_size
 
 SOUND = "as fast as its models say"
+NOTHING_KNOWN = "no algorithm's model is near at all sizes, but it is not slower than all of them"
 UNCALIBRATED = "nothing to judge by: its links were not calibrated"
 WIDTH = 120
 _LABEL = 12
@@ -110,14 +111,11 @@ def _shape_lines(shape: Shape) -> Iterator[tuple[str, str]]:
 
 
 def _look(look: Look) -> str:
-    name = look.algorithm + (f" (or {', '.join(look.alike)})" if look.alike else "")
-    off = f"{look.error:.0%} off" if look.explains else f"but {_off(look.error)} off: no algorithm explains it"
     where = f" {_range(look.first, look.last)}" if look.last else ""
-    return f"{name}{where}, {off}"
-
-
-def _off(error: float) -> str:
-    return f"{error:.0%}" if error < 10 else "far"
+    if look.algorithm is None or look.error is None:
+        return f"no algorithm{where}"
+    name = look.algorithm + (f" (or {', '.join(look.alike)})" if look.alike else "")
+    return f"{name}{where}, {look.error:.0%} off"
 
 
 def _stretch(stretch: Stretch) -> str:
@@ -133,7 +131,8 @@ def _cause_lines(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if not diagnosis.curve.setups:
         yield "cause", f"{NONE}: {UNCALIBRATED}"
     elif not diagnosis.findings:
-        yield "cause", f"{NONE}: {SOUND}"
+        explained = all(look.algorithm is not None for look in diagnosis.shape.looks)
+        yield "cause", f"{NONE}: {SOUND if explained else NOTHING_KNOWN}"
     for place, finding in enumerate(diagnosis.findings):
         sizes = f" at {_range(finding.sizes[0], finding.sizes[-1])}" if finding.sizes[-1] else ""
         label = "cause" if place == 0 else "or"
