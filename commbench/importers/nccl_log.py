@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from commbench.importers.nccl_graph import NcclGraphs, combine_graphs
+from commbench.provenance.nccl_graph import NcclGraphs, combine_graphs
 from commbench.models.nccl import ALGORITHMS, FUNCTIONS, PROTOCOLS, Cost, Graph
 from commbench.models.nccl.inputs import COLLNET_DIRECT, NVLS, RING
 from commbench.provenance.nccl_choices import Choice, is_choice, messages, read_choice

@@ -3,7 +3,7 @@
 NCCL searches real topologies by trial (ncclTopoCompute in NVIDIA NCCL's src/graph/search.cc). On an even node the
 outcome follows from sums: a channel of a ring takes its speed from every GPU's NVLink and from one NIC; NVLink SHARP
 takes a head's speed from every GPU and twice from the head. What the real search returns can be read from NCCL's own
-dumps instead (commbench.importers.nccl_graph), and is better.
+dumps instead (commbench.provenance.nccl_graph), and is better.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from commbench.report.explain.evidence import (
     Curve,
     Finding,
     HostFacts,
+    Level,
     Spot,
     sizes_of,
 )
@@ -41,6 +42,7 @@ def host_bound(curve: Curve) -> Finding | None:
     marked = any(spot.oversubscribed or spot.host_bound for spot in curve.spots)
     if marked and slow:
         said.append("more ranks than processors" if curve.spots[0].oversubscribed else "the host could not keep up")
+    level: Level
     if crowded and (slow or unsteady):
         level = HIGH if slow else MEDIUM
     elif (crowded and (crowded.others or 0) + (crowded.stolen or 0) >= MOSTLY_OTHERS) or (marked and slow):
@@ -51,8 +53,7 @@ def host_bound(curve: Curve) -> Finding | None:
         return None
     if slow:
         worst = max(slow, key=lambda spot: spot.times(spot.fastest_s))
-        said.append(f"{format_time(worst.seconds)} at {format_size(worst.size)}, "
-                    f"{worst.seconds / (worst.fastest_s or 1):.1f} x what the links need")  # fmt: skip
+        said.append(f"{_at(worst)}, {worst.seconds / (worst.fastest_s or 1):.1f} x what the links need")
     elif unsteady:
         said.append(f"times vary up to {max(spot.spread for spot in unsteady):.1f}-fold between quartiles")
     factor = max((spot.seconds / spot.fastest_s for spot in slow if spot.fastest_s), default=1.0)
@@ -121,10 +122,12 @@ def _forced(curve: Curve, kind: str, settings: list[str | None]) -> Finding | No
     sure = all(spot.times(_best(spot)) >= spot.limit for spot in spots)
     return Finding(
         kind=kind,
-        cause=kind.replace("_", " "), level=HIGH if sure else MEDIUM, factor=worst.seconds / worst.predictions[name], sizes=sizes_of(spots),
-        judged_by=(said, f"{format_time(worst.seconds)} at {format_size(worst.size)}, where {name} would take "
-                         f"{format_time(worst.predictions[name])}"),
-    )  # fmt: skip
+        cause=kind.replace("_", " "),
+        level=HIGH if sure else MEDIUM,
+        factor=worst.seconds / worst.predictions[name],
+        sizes=sizes_of(spots),
+        judged_by=(said, f"{_at(worst)}, where {name} would take {format_time(worst.predictions[name])}"),
+    )
 
 
 def _best(spot: Spot) -> float | None:
@@ -148,10 +151,15 @@ def moves_more_bytes(curve: Curve) -> Finding | None:
     last = spots[-1]
     return Finding(
         kind="moves_more_bytes",
-        cause="library moves more bytes than the operation needs", level=HIGH if len(spots) >= IN_A_ROW else MEDIUM,
-        factor=last.seconds / (_best(last) or last.seconds), sizes=sizes_of(spots), of_run=False,
-        judged_by=(f"{waste(last):.2f} times what the leanest algorithm sends left the hosts at {format_size(last.size)}",),
-    )  # fmt: skip
+        cause="library moves more bytes than the operation needs",
+        level=HIGH if len(spots) >= IN_A_ROW else MEDIUM,
+        factor=last.seconds / (_best(last) or last.seconds),
+        sizes=sizes_of(spots),
+        of_run=False,
+        judged_by=(
+            f"{waste(last):.2f} times what the leanest algorithm sends left the hosts at {format_size(last.size)}",
+        ),
+    )
 
 
 def unsteady_times(curve: Curve) -> Finding | None:
@@ -165,9 +173,12 @@ def unsteady_times(curve: Curve) -> Finding | None:
     most = max((spot.spread if spots == spread else spot.over_launches or 1.0) for spot in spots)
     return Finding(
         kind="unsteady_times",
-        cause="unsteady times", level=MEDIUM, factor=most, sizes=sizes_of(spots),
+        cause="unsteady times",
+        level=MEDIUM,
+        factor=most,
+        sizes=sizes_of(spots),
         judged_by=(f"{what}: up to {most:.1f}, at {len(spots)} sizes in a row",),
-    )  # fmt: skip
+    )
 
 
 def unexplained(curve: Curve) -> Finding | None:
@@ -178,8 +189,14 @@ def unexplained(curve: Curve) -> Finding | None:
     worst = max(spots, key=lambda spot: spot.times(spot.slowest_s))
     return Finding(
         kind="unexplained",
-        cause="unexplained: slower than every model", level=LOW, factor=worst.seconds / (worst.slowest_s or 1),
-        sizes=sizes_of(spots), of_run=False,
-        judged_by=(f"{format_time(worst.seconds)} at {format_size(worst.size)}, "
-                   f"{worst.seconds / (worst.slowest_s or 1):.1f} x the slowest model",),
-    )  # fmt: skip
+        cause="unexplained: slower than every model",
+        level=LOW,
+        factor=worst.seconds / (worst.slowest_s or 1),
+        sizes=sizes_of(spots),
+        of_run=False,
+        judged_by=(f"{_at(worst)}, {worst.seconds / (worst.slowest_s or 1):.1f} x the slowest model",),
+    )
+
+
+def _at(spot: Spot) -> str:
+    return f"{format_time(spot.seconds)} at {format_size(spot.size)}"

@@ -38,40 +38,40 @@ HALF_DUPLEX = 1.8  # both directions over one: 2 for a link that has one at a ti
 
 def slow_host(curve: Curve) -> Finding | None:
     """A host of the group whose own rate was low before or after the sweep, and times that show it."""
-    found = (
-        [_slow_host(curve, setup) for setup in curve.setups if setup.links.other_host] if curve.several_hosts else []
-    )
-    return max(filter(None, found), key=lambda f: (f.level == HIGH, f.factor), default=None)
+    setups = [setup for setup in curve.setups if setup.links.other_host] if curve.several_hosts else []
+    found = [finding for setup in setups if (finding := _slow_host(curve, setup)) is not None]
+    return max(found, key=lambda finding: (finding.level == HIGH, finding.factor), default=None)
 
 
 def _slow_host(curve: Curve, setup: Setup) -> Finding | None:
-    usual = setup.links.of(crossing=True).seconds_per_byte
-    before = _slow(setup.links.host_rates, usual, curve)
+    links, usual = setup.links, setup.links.of(crossing=True).seconds_per_byte
     after_rates = setup.rates_after or ()
+    before = _slow(links.host_rates, usual, curve)
     after = _slow(after_rates, max(usual, _middle(after_rates, usual)), curve)
     late = {host: ratio for host, ratio in after.items() if host not in before}
-    for slow, rates, when in ((before, setup.links.host_rates, "before"), (late, after_rates, "after")):
-        spots = (
-            _showing(curve, replace(setup.links, host_rates=_only(rates, slow, usual)), _usual(setup.links))
-            if slow
-            else ()
-        )
-        if not spots:
-            continue
-        names = ", ".join(setup.names[host] for host in slow)
-        sure = max(slow.values()) >= SURE_FACTOR and len(spots) >= IN_A_ROW
-        return Finding(
-            kind="slow_host",
-            cause=f"slow host{'s' * (len(slow) > 1)} {names}", level=HIGH if sure else MEDIUM,
-            factor=_most(curve, spots, _usual(setup.links)), sizes=sizes_of(spots),
-            judged_by=(
-                *(f"{setup.names[host]} {_rate(rates[host][0])} GB/s out and {_rate(rates[host][1])} in, "
-                  f"others {_rate(usual)}" for host in slow),
-                "measured before the sweep" if when == "before"
-                else "measured after the sweep; before it, it was as fast as the others",
-                _comparison(curve, spots[-1], _usual(setup.links), "what it would take without"),
-            ),
-        )  # fmt: skip
+    alike = replace(links, host_rates=())
+    for slow, rates, when in (
+        (before, links.host_rates, "measured before the sweep"),
+        (late, after_rates, "measured after the sweep; before it, it was as fast as the others"),
+    ):
+        if slow and (spots := _showing(curve, replace(links, host_rates=_only(rates, slow, usual)), alike)):
+            names = [setup.names[host] for host in slow]
+            sure = max(slow.values()) >= SURE_FACTOR and len(spots) >= IN_A_ROW
+            speeds = [
+                f"{setup.names[host]} {_rate(rates[host][0])} GB/s out and {_rate(rates[host][1])} in" for host in slow
+            ]
+            return Finding(
+                kind="slow_host",
+                cause=f"slow host{'s' * (len(slow) > 1)} {', '.join(names)}",
+                level=HIGH if sure else MEDIUM,
+                factor=_most(curve, spots, alike),
+                sizes=sizes_of(spots),
+                judged_by=(
+                    *speeds,
+                    f"others {_rate(usual)}, {when}",
+                    _comparison(curve, spots[-1], alike, "what it would take without"),
+                ),
+            )
     return None
 
 
@@ -87,11 +87,15 @@ def slower_network(curve: Curve) -> Finding | None:
         if spots:
             return Finding(
                 kind="slower_network",
-                cause="network slower than when it was calibrated", level=MEDIUM,
-                factor=_most(curve, spots, setup.links), sizes=sizes_of(spots),
-                judged_by=(f"{_rate(usual)} GB/s before the sweep, {_rate(now)} at most hosts after it",
-                           _comparison(curve, spots[-1], setup.links, "its model")),
-            )  # fmt: skip
+                cause="network slower than when it was calibrated",
+                level=MEDIUM,
+                factor=_most(curve, spots, setup.links),
+                sizes=sizes_of(spots),
+                judged_by=(
+                    f"{_rate(usual)} GB/s before the sweep, {_rate(now)} at most hosts after it",
+                    _comparison(curve, spots[-1], setup.links, "its model"),
+                ),
+            )
     return None
 
 
@@ -121,13 +125,15 @@ def shared_nic(curve: Curve) -> Finding | None:
     together = links.nic_seconds_per_byte or alone
     return Finding(
         kind="shared_nic",
-        cause="shared NIC", level=HIGH if links.nic and len(spots) >= IN_A_ROW else MEDIUM,
-        factor=last.seconds / (last.seconds - busy * (1 - alone / (together * sharing))), sizes=sizes_of(spots),
+        cause="shared NIC",
+        level=HIGH if links.nic and len(spots) >= IN_A_ROW else MEDIUM,
+        factor=last.seconds / (last.seconds - busy * (1 - alone / (together * sharing))),
+        sizes=sizes_of(spots),
         judged_by=(
             f"{sharing} ranks of a host reach {_rate(together)} GB/s together, one alone {_rate(alone)}",
             f"at {format_size(last.size)} the NIC is busy for {format_time(busy)} of {format_time(last.seconds)}",
         ),
-    )  # fmt: skip
+    )
 
 
 def _looks_hierarchical(spot: Spot) -> bool:
@@ -155,11 +161,15 @@ def tcp_instead_of_rdma(curve: Curve) -> Finding | None:
         if spots:
             return Finding(
                 kind="tcp_instead_of_rdma",
-                cause="TCP instead of RDMA", level=HIGH if said else MEDIUM, factor=_most(curve, spots, faster),
+                cause="TCP instead of RDMA",
+                level=HIGH if said else MEDIUM,
+                factor=_most(curve, spots, faster),
                 sizes=sizes_of(spots),
-                judged_by=(f"{bits / 1e9:.3g} Gbit/s between hosts, where port {name} has {rate_bps / 1e9:.3g}",
-                           said or "no setting explains it"),
-            )  # fmt: skip
+                judged_by=(
+                    f"{bits / 1e9:.3g} Gbit/s between hosts, where port {name} has {rate_bps / 1e9:.3g}",
+                    said or "no setting explains it",
+                ),
+            )
     return None
 
 
@@ -183,10 +193,16 @@ def tcp_instead_of_shared_memory(curve: Curve) -> Finding | None:
         if spots:
             return Finding(
                 kind="tcp_instead_of_shared_memory",
-                cause="TCP instead of shared memory", level=HIGH, factor=_most(curve, spots, faster), sizes=sizes_of(spots),
-                judged_by=(said, f"{format_time(link.latency_s)} and {_rate(link.seconds_per_byte)} GB/s inside a host, "
-                                 f"where memory is added at {_rate(added)}"),
-            )  # fmt: skip
+                cause="TCP instead of shared memory",
+                level=HIGH,
+                factor=_most(curve, spots, faster),
+                sizes=sizes_of(spots),
+                judged_by=(
+                    said,
+                    f"{format_time(link.latency_s)} and {_rate(link.seconds_per_byte)} GB/s inside a host",
+                    f"memory is added at {_rate(added)} GB/s",
+                ),
+            )
     return None
 
 
@@ -252,10 +268,6 @@ def _middle(rates: Rates, usual: float) -> float:
 
 def _only(rates: Rates, slow: dict[int, float], usual: float) -> Rates:
     return tuple(pair if host in slow else (usual, usual) for host, pair in enumerate(rates))
-
-
-def _usual(links: Links) -> Links:
-    return replace(links, host_rates=())
 
 
 def _faster(links: Links, seconds_per_byte: float) -> Links:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import chain
 
@@ -33,19 +34,22 @@ def known_schedule(case: Case, hosts: tuple[int, ...], read_back: tuple[tuple[st
 
 
 def expected(spot: Spot, links: Links, read_back: tuple[tuple[str, str], ...] = ()) -> float:
-    """Seconds of the known algorithm, else of the fastest one. Raises ValueError for a link that is not calibrated."""
+    """Seconds of the known algorithm, else of the fastest one; infinite for a link that is not calibrated."""
     return _expected(spot.case, spot.hosts, links, read_back)
 
 
 @lru_cache(maxsize=4096)
 def _expected(case: Case, hosts: tuple[int, ...], links: Links, read_back: tuple[tuple[str, str], ...]) -> float:
-    played = known_schedule(case, hosts, read_back)
-    if played is not None:
-        schedule, places = played
-        return predict_schedule(schedule, case.bytes, places, links, case.timing)
-    found = predict(
-        case.collective, case.bytes, hosts, links, timing=case.timing, root=case.root, itemsize=case.itemsize
-    )
+    try:
+        played = known_schedule(case, hosts, read_back)
+        if played is not None:
+            schedule, places = played
+            return predict_schedule(schedule, case.bytes, places, links, case.timing)
+        found = predict(
+            case.collective, case.bytes, hosts, links, timing=case.timing, root=case.root, itemsize=case.itemsize
+        )
+    except ValueError:
+        return math.inf
     return min(found.times.values(), default=found.bound_s)
 
 

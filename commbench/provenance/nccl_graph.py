@@ -15,6 +15,9 @@ from pathlib import Path
 from commbench.models.nccl import Graph, NcclInputs
 from commbench.models.nccl.inputs import AMD_CPU, ARM, INTEL_CPU, MIXED_CPU, PATHS, POWER, X86
 
+# What the kernel and a processor call themselves, and what NCCL's model does.
+ARCHITECTURES = {"x86_64": X86, "arm64": ARM, "aarch64": ARM, "ppc64": POWER, "ppc64le": POWER}
+VENDORS = {"GenuineIntel": INTEL_CPU, "AuthenticAMD": AMD_CPU}
 _RING, _TREE, _COLLNET_CHAIN, _NVLS, _COLLNET_DIRECT = 0, 1, 2, 3, 4
 _LARGEST = 64 << 20
 _GPU_CLASSES, _NIC_CLASSES = ("0x0302", "0x0300", "0x0380", "0x1200"), ("0x0200", "0x0207")
@@ -23,17 +26,22 @@ _LINK_GBPS = {"60": 18.0, "70": 20.0, "80": 20.0, "86": 12.0, "90": 20.6, "100":
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NcclGraphs:
-    """The graphs of one communicator; a pattern that was not searched, or found nothing, is None."""
+    """The graphs of one communicator; a pattern that was not searched, or found nothing, is None.
+
+    ``gpus``: how many GPUs of its node a channel of the ring visits, which are those of the communicator; None where
+    that is not said.
+    """
 
     ring: Graph | None = None
     tree: Graph | None = None
     nvls: Graph | None = None
     collnet_chain: Graph | None = None
     collnet_direct: Graph | None = None
+    gpus: int | None = None
 
     def inputs(
         self, *, ranks: int, nodes: int, cc_min: int, cc_max: int | None = None, cpu_arch: str = X86,
-        cpu_vendor: str = INTEL_CPU, nvswitch: bool = True, collnet: bool = False,
+        cpu_vendor: str = INTEL_CPU, nvswitch: bool = True, collnet: bool = False, multi_host_nvlink: bool = False,
     ) -> NcclInputs:  # fmt: skip
         """The tuner's inputs with these graphs. Raises ValueError without a ring and a tree.
 
@@ -45,7 +53,7 @@ class NcclGraphs:
             ranks=ranks, nodes=nodes, ring=self.ring, tree=self.tree, nvls=self.nvls,
             collnet_chain=self.collnet_chain, collnet_direct=self.collnet_direct, cc_min=cc_min,
             cc_max=cc_min if cc_max is None else cc_max, cpu_arch=cpu_arch, cpu_vendor=cpu_vendor, nvswitch=nvswitch,
-            collnet=collnet,
+            collnet=collnet, multi_host_nvlink=multi_host_nvlink,
         )  # fmt: skip
 
 
@@ -76,6 +84,7 @@ def read_graphs(path: Path) -> NcclGraphs:
     """The graphs of an ``NCCL_GRAPH_DUMP_FILE``. Raises ValueError with one line for anything that is not one."""
     root = _root(path, "graphs", "NCCL_GRAPH_DUMP_FILE")
     found: dict[int, Graph] = {}
+    gpus = None
     for element in root.iter("graph"):
         identity = _whole(element, "id", path)
         graph = Graph(
@@ -88,11 +97,14 @@ def read_graphs(path: Path) -> NcclGraphs:
         )  # fmt: skip
         if graph.channels:
             found[identity] = graph
+        channel = element.find("channel")
+        if identity == _RING and channel is not None:
+            gpus = len(channel.findall("gpu")) or None
     if not found:
         raise ValueError(f"{path}: no graph in it")
     return NcclGraphs(
         ring=found.get(_RING), tree=found.get(_TREE), nvls=found.get(_NVLS), collnet_chain=found.get(_COLLNET_CHAIN),
-        collnet_direct=found.get(_COLLNET_DIRECT),
+        collnet_direct=found.get(_COLLNET_DIRECT), gpus=gpus,
     )  # fmt: skip
 
 
@@ -206,14 +218,12 @@ def _pci_Bps(pci: ET.Element) -> float | None:
 
 
 def _arch(cpus: list[ET.Element]) -> str | None:
-    names = {"x86_64": X86, "arm64": ARM, "aarch64": ARM, "ppc64": POWER, "ppc64le": POWER}
-    found = {names[text] for cpu in cpus if (text := cpu.get("arch", "")) in names}
+    found = {ARCHITECTURES[text] for cpu in cpus if (text := cpu.get("arch", "")) in ARCHITECTURES}
     return found.pop() if len(found) == 1 else None
 
 
 def _vendor(cpus: list[ET.Element]) -> str | None:
-    names = {"GenuineIntel": INTEL_CPU, "AuthenticAMD": AMD_CPU}
-    found = {names.get(text, text.lower()) for cpu in cpus if (text := cpu.get("vendor", ""))}
+    found = {VENDORS.get(text, text.lower()) for cpu in cpus if (text := cpu.get("vendor", ""))}
     if len(found) > 1:
         return MIXED_CPU
     return found.pop() if found else None

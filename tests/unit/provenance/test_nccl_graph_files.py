@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from commbench.importers.nccl_graph import NcclGraphs, combine_graphs, read_graphs, read_topology
+from commbench.provenance.nccl_graph import NcclGraphs, combine_graphs, read_graphs, read_topology
 from commbench.models.nccl import nccl_estimate
 
 GRAPHS = """<graphs version="1">
