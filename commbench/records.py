@@ -110,6 +110,7 @@ class Point:
     predicted_s: float | None = None  # the model of the very algorithm that was carried out, where it is known
     prediction_error: float | None = None  # measured / predicted - 1
     schedule_bytes: float | None = None  # what that algorithm sends between hosts; wire_bytes is what left them
+    nccl_estimate_s: float | None = None  # NCCL's own tuner's: neither a bound nor a prediction
     pass_index: int = 0  # soak runs measure the same case again and again
 
     def to_json(self) -> str:

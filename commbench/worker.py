@@ -101,6 +101,11 @@ def work(client: Client, place: Place) -> int:
     return 0
 
 
+def _first_of_each(rows: list[list[str | None]]) -> list[str | None]:
+    """Per column the first that is not None."""
+    return [next((one for one in column if one is not None), None) for column in zip(*rows, strict=True)]
+
+
 def _one_line(error: BaseException) -> str:
     from commbench.store.writer import StoreError
 
@@ -121,6 +126,7 @@ class _Worker:
         self.cases = [Case.from_dict(case) for case in plan["cases"]]
         self.spin: bool = plan["spin"]
         self.launched: dict[str, dict[str, Any]] = {}  # what is known of each backend that was started
+        self.unforced: dict[str, str | None] = {}  # by collective, why the backend does not do as it was told
         self.writer: Any = None
         self.ends = 0.0
         self.left = 0
@@ -193,6 +199,7 @@ class _Worker:
         client.beat("starting", case=-1)
         client.expect(self._patience_s, f"starting {name}")
         client.gather(None)
+        forced = self._force(name)  # before the library is loaded
         backend: Backend = REGISTRY.load(name)()
         backend.start(
             Context(
@@ -203,8 +210,12 @@ class _Worker:
                 address=client.address,
                 interface=interface_of(client.address),
                 share=client.share,
+                forced=forced,
             )
         )
+        # What one rank's library does otherwise, all must leave out.
+        reasons = client.agree([backend.why_not_forced(collective) for collective in forced], _first_of_each)
+        self.unforced = dict(zip(forced, reasons, strict=True))
         setting = self._setting(name, backend)
         cases = [(index, case) for index, case in enumerate(self.cases) if case.backend == name]
         self._measure_all(backend, cases, setting)
@@ -212,6 +223,19 @@ class _Worker:
         client.expect(self._patience_s, f"stopping {name}")
         client.gather(None)
         backend.stop()
+
+    def _force(self, name: str) -> dict[str, str]:
+        """Tell the library by its environment what this launch is for; the algorithm by collective."""
+        from commbench.backends import forcing
+
+        algorithm = self.plan["forced"]
+        mine = dict.fromkeys(
+            case.collective for case in self.cases if (case.backend, case.algorithm) == (name, algorithm)
+        )
+        forced = {one: algorithm for one in mine if forcing.can_force(name, one, algorithm)}
+        if forced:
+            os.environ.update(forcing.environment(name, algorithm, forced))
+        return forced
 
     def _setting(self, name: str, backend: Backend) -> Setting:
         from commbench.measure.point import Setting
@@ -273,6 +297,8 @@ class _Worker:
     # -- a case --------------------------------------------------------------------------------
 
     def _measure_one(self, backend: Backend, index: int, case: Case, setting: Setting) -> None:
+        from commbench.algorithms.model import model
+        from commbench.backends.forcing import read_back
         from commbench.measure.loop import measure
         from commbench.measure.point import measured_point, skipped
         from commbench.measure.prepare import Prepared
@@ -285,6 +311,7 @@ class _Worker:
         started = utc_now()
         groups = group_members(case.group, self.layout)
         reason = case.skip or self._why_not(backend, case, groups)
+        self._chosen(backend, case)  # what was chosen before is not this case's
         prepared = Prepared(operations=[], refusal=reason) if reason else self._prepare(backend, case, groups)
         if prepared.refusal is not None:
             if client.rank == 0:
@@ -294,28 +321,51 @@ class _Worker:
         found = measure(
             prepared.operations, prepared.pattern, client, self._settings(backend, case), groups, case.title
         )
+        chosen = self._chosen(backend, case)
         if found is not None and before is not None:
             steal = difference(before, snapshot())["machine"].get("steal_s")
+            protocol, otherwise = (None, None) if chosen is None else read_back(case.algorithm, chosen)
+            note = "; ".join(filter(None, (otherwise, self._note(backend, case)))) or None
             point = measured_point(
-                case, found, setting, started_utc=started, note=self._note(backend, case),
+                case, found, setting, started_utc=started, note=note, protocol=protocol,
+                model=model(case, setting.backend_settings),
                 steal_s=steal if isinstance(steal, float) else None, pass_index=self.pass_index,
+                nccl_estimate_s=None if is_own(case.algorithm) else backend.estimate(case, groups[0]),
             )  # fmt: skip
             self._record(point, found.stamps)
 
     def _why_not(self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]) -> str | None:
         from commbench.algorithms import executor
+        from commbench.backends import forcing
 
         if is_own(case.algorithm):
             return executor.why_not(case, groups, self.layout.host_of, backend)
-        return backend.why_not(case)
+        reason = None
+        if forcing.is_forced(case.algorithm):
+            reason = forcing.why_not(case.backend, case.collective, case.algorithm) or self.unforced[case.collective]
+        return reason or backend.why_not(case)
+
+    def _chosen(self, backend: Backend, case: Case) -> list[tuple[str, str]] | None:
+        """What the library says that it took, on any rank, since it was asked; None where it does not tell."""
+        from commbench.backends.forcing import is_forced
+
+        if not is_forced(case.algorithm):
+            return None
+        found = backend.chosen(case)
+        if found is None:
+            return None
+        every = self.client.agree(found, lambda each: sorted({tuple(pair) for one in each for pair in one}))
+        return [(algorithm, protocol) for algorithm, protocol in every]
 
     def _note(self, backend: Backend, case: Case) -> str | None:
         from dataclasses import replace
 
         from commbench.algorithms import executor
+        from commbench.backends import forcing
 
         if not is_own(case.algorithm):
-            return backend.note(case)
+            forced = forcing.note_of(case.backend, case, backend.settings())
+            return "; ".join(filter(None, (forced, backend.note(case)))) or None
         # What is to be said of the library's messages holds for what is made of them.
         notes = (backend.note(replace(case, collective="send_recv")), executor.note(case))
         return "; ".join(filter(None, notes)) or None

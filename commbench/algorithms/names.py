@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commbench.registry import unknown_name
+from commbench.backends.forcing import LIBRARY, check_forced
 from commbench.schedules.own import check_own, is_own, own_names
 
-LIBRARY = "library"
 ALL_OWN = "own:all"
 
 
-def check_algorithms(names: Sequence[str], collectives: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, each once. Raises ValueError with a near name for one that none of the collectives has."""
+def check_algorithms(names: Sequence[str], collectives: tuple[str, ...], backends: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, each once. Raises ValueError with a near name for one that none of the collectives has.
+
+    A name without ``own:`` is of an algorithm that one of the backends can be told to use.
+    """
     for name in names:
         if is_own(name) and name != ALL_OWN:
             check_own(name, collectives)
         elif name not in (LIBRARY, ALL_OWN):
-            raise ValueError(unknown_name("algorithm", name, (LIBRARY, ALL_OWN, *own_names(collectives))))
+            check_forced(name, backends, collectives, (LIBRARY, ALL_OWN, *own_names(collectives)))
     return tuple(dict.fromkeys(names))
 
 

@@ -61,10 +61,16 @@ class Backend(Protocol):
         """Why the library, by its own account, does not use the algorithm that it was told to; None where it does, or
         where only a call shows it. Asked once it has started."""
 
-    def chosen(self, case: Case) -> list[tuple[str, str | None]]:
-        """What algorithms and protocols this rank's library says it took for such operations since the last call.
+    def chosen(self, case: Case) -> list[tuple[str, str]] | None:
+        """The algorithms and protocols that this rank's library says it took for such operations since the last call.
 
-        Empty where it does not tell, or has told all in ``settings``.
+        None where it does not tell call by call.
+        """
+
+    def estimate(self, case: Case, members: tuple[int, ...]) -> float | None:
+        """Seconds that the library's own model of itself puts on its operation; None where it has none, or tells none.
+
+        Asked on rank 0 alone, ``members`` being any group.
         """
 
     def join(self, groups: tuple[tuple[int, ...], ...]) -> None:

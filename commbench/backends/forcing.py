@@ -165,6 +165,21 @@ def nccl_per_function(told: Mapping[str, str], forced: Mapping[str, str]) -> dic
     return {variable: ";".join(f"{name}:{value}" for name in functions) for variable, value in told.items()}
 
 
+def read_back(algorithm: str, chosen: Collection[tuple[str, str]]) -> tuple[str | None, str | None]:
+    """The protocol that was used, if it was one, and a note where the library took something else than was asked for.
+
+    ``chosen``: every (algorithm, protocol) that it says it took.
+    """
+    if not chosen:
+        return None, f"asked for {algorithm}; NCCL's log does not say what it took"
+    asked = split_nccl(algorithm)
+    others = [pair for pair in chosen if any(want not in (None, got) for want, got in zip(asked, pair, strict=True))]
+    protocols = {protocol for _, protocol in chosen}
+    took = ", ".join(dict.fromkeys(":".join(pair) for pair in others))
+    note = f"asked for {algorithm}, NCCL took {took}" if took else None
+    return (protocols.pop() if len(protocols) == 1 else None), note
+
+
 # -- what it is then known to do -----------------------------------------------------------------------
 
 
@@ -302,8 +317,10 @@ def note_of(backend: str, case: Case, settings: Mapping[str, str]) -> str | None
         other = "with fewer elements than ranks Open MPI takes basic_linear"
     elif collective == "reduce_scatter" and name == "basic_linear":
         other = "Open MPI does it by a reduce and a scatter"
-    elif collective == "broadcast" and name == "split_binary_tree" and (
-        case.elements < 2 or _segment_bytes(case, settings) > case.elements // 2 * case.itemsize
+    elif (
+        collective == "broadcast"
+        and name == "split_binary_tree"
+        and (case.elements < 2 or _segment_bytes(case, settings) > case.elements // 2 * case.itemsize)
     ):
         other = "half of it is no larger than a segment: Open MPI takes a chain"
     return other

@@ -91,8 +91,11 @@ class Mpi:
             return f"algorithm {asked!r} is forced through Open MPI's coll_tuned; this is {self.version()}"
         return why_not_tuned(asked, OPEN_MPI[collective][0], self._read_back)
 
-    def chosen(self, case: Case) -> list[tuple[str, str | None]]:
-        return []
+    def chosen(self, case: Case) -> list[tuple[str, str]] | None:
+        return None
+
+    def estimate(self, case: Case, members: tuple[int, ...]) -> None:
+        return None
 
     def join(self, groups: tuple[tuple[int, ...], ...]) -> None:
         if groups in self._joined:

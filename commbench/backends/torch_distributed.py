@@ -7,9 +7,8 @@ import datetime
 import json
 import os
 import socket
-import tempfile
 import warnings
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,10 @@ from commbench.backends.forcing import nccl_function, nccl_name, nccl_per_functi
 from commbench.cases import Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Operation, Post
+from commbench.models.nccl import NcclInputs, nccl_estimate
 from commbench.provenance.env import collect_env
-from commbench.provenance.nccl_choices import Choice, read_choices
+from commbench.provenance.nccl_choices import NcclLogFile
+from commbench.provenance.nccl_tuner import VARIABLE, GraphDump, nccl_variable, processor, tuner_inputs
 
 # The control plane has its own deadlines, which name ranks; torch's must not strike first.
 TIMEOUT = datetime.timedelta(hours=1)
@@ -96,8 +97,11 @@ class _TorchDistributed:
     def why_not_forced(self, collective: str) -> str | None:
         return None
 
-    def chosen(self, case: Case) -> list[tuple[str, str | None]]:
-        return []
+    def chosen(self, case: Case) -> list[tuple[str, str]] | None:
+        return None
+
+    def estimate(self, case: Case, members: tuple[int, ...]) -> float | None:
+        return None
 
     def join(self, groups: tuple[tuple[int, ...], ...]) -> None:
         if groups in self._joined:
@@ -217,6 +221,9 @@ class Nccl(_TorchDistributed):
         super().__init__()
         self._capability = (0, 0)  # the least of all ranks' devices
         self._log: NcclLogFile | None = None
+        self._dump: GraphDump | None = None  # at rank 0
+        self._inputs_of: Callable[..., NcclInputs] | None = None
+        self._tuner: NcclInputs | str | None = None  # None until it is asked for
 
     def _prepare(self, context: Context) -> None:
         if not (torch.cuda.is_available() and dist.is_nccl_available()):
@@ -244,15 +251,23 @@ class Nccl(_TorchDistributed):
     def _compare(self, context: Context, store: Any) -> None:
         """One device a rank: NCCL says of a shared one no more than "invalid usage"."""
         mine = torch.cuda.get_device_properties(self.device)
-        store.set(f"device/{context.rank}", json.dumps([str(mine.uuid), mine.major, mine.minor]))
+        store.set(f"device/{context.rank}", json.dumps([str(mine.uuid), mine.major, mine.minor, processor()]))
         if context.rank == 0:
             found = [json.loads(store.get(f"device/{rank}")) for rank in range(context.world)]
             shared = _shared_device([(context.hosts[rank], device[0]) for rank, device in enumerate(found)])
-            store.set("devices", json.dumps([shared, *min(device[1:] for device in found)]))
+            store.set("devices", json.dumps([shared, *min(device[1:3] for device in found)]))
+            self._inputs_of = partial(
+                tuner_inputs, hosts=context.hosts,
+                capabilities=[10 * major + minor for _, major, minor, _ in found],
+                processors=[(architecture, vendor) for *_, (architecture, vendor) in found],
+            )  # fmt: skip
         error, major, minor = json.loads(store.get("devices"))
         if error:
             raise BackendError(error)
         self._capability = (major, minor)
+        # Not before: a start that fails above leaves no file behind.
+        if context.rank == 0 and torch.version.hip is None:  # RCCL's tuner is another one
+            self._dump = GraphDump(os.environ)
 
     def _init_options(self) -> dict[str, Any]:
         return {"device_id": self.device}
@@ -264,7 +279,41 @@ class Nccl(_TorchDistributed):
         chosen = {k: v for k, v in collect_env(os.environ).items() if k.startswith(("NCCL_", "TORCH_NCCL_"))}
         if self._log is not None:
             chosen.pop("NCCL_DEBUG_FILE")
+        if self._dump is not None:
+            tuner = self._tuner_inputs(self._dump)
+            if self._dump.private:
+                chosen.pop(VARIABLE)
+            if isinstance(tuner, str):
+                chosen["nccl graphs"] = tuner
         return {"device": torch.cuda.get_device_name(self.device), **chosen}
+
+    def _tuner_inputs(self, dump: GraphDump) -> NcclInputs | str:
+        """Those of the communicator of all ranks, or why there are none.
+
+        The first call, for ``settings``, reads the graphs: it must come before ``join``, since those of the next
+        communicator take their place.
+        """
+        if self._tuner is None:
+            assert self._inputs_of is not None
+            try:
+                self._tuner = self._inputs_of(dump.graphs())
+            except ValueError as error:
+                self._tuner = str(error)
+            if nccl_variable("NCCL_COLLNET_ENABLE") not in (None, "", "0"):
+                self._tuner = "do not tell whether NCCL_COLLNET_ENABLE is in effect"
+        return self._tuner
+
+    def estimate(self, case: Case, members: tuple[int, ...]) -> float | None:
+        tuner = None if self._dump is None else self._tuner_inputs(self._dump)
+        if not isinstance(tuner, NcclInputs) or members != tuple(range(tuner.ranks)):
+            return None
+        try:
+            return nccl_estimate(
+                case.collective, case.bytes, tuner, version=_nccl_version(), algo=nccl_variable("NCCL_ALGO"),
+                proto=nccl_variable("NCCL_PROTO"), dtype=case.dtype, reduce_op=case.reduce_op,
+            ).seconds  # fmt: skip
+        except ValueError:  # a version that is not modelled, or a list that NCCL refuses
+            return None
 
     def why_not(self, case: Case) -> str | None:
         if case.reduce_op in ("band", "bor", "bxor"):
@@ -285,12 +334,13 @@ class Nccl(_TorchDistributed):
             timed = "timed by the host's clock: torch's barrier makes the host wait for the device every time"
         return "; ".join(filter(None, (timed, super().note(case))))
 
-    def chosen(self, case: Case) -> list[tuple[str, str | None]]:
-        found = self._log.choices() if self._log is not None else []
+    def chosen(self, case: Case) -> list[tuple[str, str]] | None:
+        if self._log is None:
+            return None
         return sorted(
             {
                 (nccl_name(choice.algorithm), nccl_name(choice.protocol))
-                for choice in found
+                for choice in self._log.choices()
                 if choice.function in (None, nccl_function(case.collective))
                 and choice.message_bytes(case.ranks) == case.bytes
             }
@@ -300,6 +350,8 @@ class Nccl(_TorchDistributed):
         super().stop()
         if self._log is not None:
             self._log.close()
+        if self._dump is not None:
+            self._dump.close()
 
     def _operation(
         self, call: Callable[[], Any], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
@@ -334,39 +386,6 @@ class Nccl(_TorchDistributed):
 
     def _barrier_options(self) -> dict[str, Any]:
         return {"device_ids": [self.device.index]}
-
-
-class NcclLogFile:
-    """What NCCL tells of its choices, in a private file of this rank's; must be there before NCCL reads its variables.
-
-    ``environment`` is changed: a log file of the user's own is not written in such a run.
-    """
-
-    def __init__(self, environment: MutableMapping[str, str]) -> None:
-        self._directory = tempfile.TemporaryDirectory(prefix="commbench-nccl-")
-        path = os.path.join(self._directory.name, "log")
-        environment["NCCL_DEBUG_FILE"] = path
-        if environment.get("NCCL_DEBUG", "").upper() != "TRACE":
-            environment["NCCL_DEBUG"] = "INFO"
-        subsystems = environment.get("NCCL_DEBUG_SUBSYS", "")
-        if subsystems.upper() != "ALL":
-            environment["NCCL_DEBUG_SUBSYS"] = f"{subsystems},TUNING" if subsystems else "TUNING"
-        self._path = path
-        self._read = 0
-
-    def choices(self) -> list[Choice]:
-        """Those that were made since the last call."""
-        try:
-            with open(self._path, encoding="utf-8", errors="replace") as file:
-                file.seek(self._read)
-                lines = file.readlines()
-                self._read = file.tell()
-        except FileNotFoundError:
-            return []
-        return read_choices(lines)
-
-    def close(self) -> None:
-        self._directory.cleanup()
 
 
 class TorchMessenger:

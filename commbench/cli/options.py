@@ -148,8 +148,10 @@ class RunOptions(BaseModel):
     @field_validator("algorithm", mode="before")
     @classmethod
     def _parse_algorithm(cls, value: Any, info: Any) -> Any:
-        # Which there are depends on the collectives, which are read before; not there: they are wrong themselves.
-        return check_algorithms(_items(value), info.data["collective"]) if "collective" in info.data else value
+        # Which there are depends on these two, which are read before; not there: they are wrong themselves.
+        if not {"collective", "backend"} <= info.data.keys():
+            return value
+        return check_algorithms(_items(value), info.data["collective"], info.data["backend"])
 
     def sweep(self, seed: int) -> Sweep:
         """The sweep that these options describe."""

@@ -28,6 +28,7 @@ Examples:
   commbench run --backend gloo --collective all_reduce --sizes 8:64M:4x --ranks 4
   commbench run --collective all --dtype float32,bfloat16 --op sum,max --placement out,in
   commbench run --algorithm library,own:ring --collective all_reduce
+  commbench run --backend mpi --algorithm ring,rabenseifner --collective all_reduce
   commbench run sweep.toml --label after-driver-update
   mpirun -n 4 commbench run --backend mpi
   torchrun --nproc-per-node 4 --no-python commbench run --backend gloo
@@ -48,7 +49,7 @@ def run(
     dtype: Annotated[str | None, option("float32, bfloat16, int8, ... or all. Default: float32.")] = None,
     op: Annotated[str | None, option("sum, prod, min, max, avg, band, bor, bxor or all. Default: sum.")] = None,
     placement: Annotated[str | None, option("out, in or both with a comma. Default: out.")] = None,
-    algorithm: Annotated[str | None, option("library, own:ring, own:ring/8 (pieces), ... or own:all. Default: library.")] = None,
+    algorithm: Annotated[str | None, option("library, own:ring, own:ring/8 (pieces), own:all, or a name that the library can be told to use: ring, tree:ll, ... Default: library.")] = None,
     group: Annotated[str | None, option("world, node, rail, pair:A-B. Default: world.")] = None,
     root: Annotated[str | None, option("Root of rooted collectives. Default: 0.")] = None,
     timing: Annotated[str | None, option("isolated, streamed. Default: both.")] = None,
@@ -124,6 +125,7 @@ def ranks_of(options: RunOptions, place: Place | None) -> int:
 def _list_cases(options: RunOptions, sweep: Sweep, place: Place | None) -> int:
     import socket
 
+    from commbench.backends.forcing import is_forced, why_not
     from commbench.schedules.own import is_own, why_not_own
 
     cases = _expand(sweep, (socket.gethostname(),) * ranks_of(options, place))
@@ -132,6 +134,8 @@ def _list_cases(options: RunOptions, sweep: Sweep, place: Place | None) -> int:
         skip = case.skip
         if not skip and is_own(case.algorithm) and place is None:  # a launcher's hosts are not known yet
             skip = why_not_own(case.collective, case.algorithm, (0,) * case.ranks)
+        if not skip and is_forced(case.algorithm):
+            skip = why_not(case.backend, case.collective, case.algorithm)
         print(f"{case.case_id}  {case.title}{asked}" + (f"  skipped: {skip}" if skip else ""))
     print(f"{len(cases)} cases", file=sys.stderr)
     return 0

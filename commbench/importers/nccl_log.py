@@ -12,11 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from commbench.provenance.nccl_graph import NcclGraphs, combine_graphs
 from commbench.models.nccl import ALGORITHMS, FUNCTIONS, PROTOCOLS, Cost, Graph
 from commbench.models.nccl.inputs import COLLNET_DIRECT, NVLS, RING
 from commbench.provenance.nccl_choices import Choice, is_choice, messages, read_choice
+from commbench.provenance.nccl_graph import NcclGraphs, combine_graphs
 
 __all__ = [
     "Channels", "Choice", "CommunicatorRank", "NcclLog", "SymmetricChoice", "TuningTable", "parse_log", "read_log",
@@ -140,7 +141,7 @@ class _Reader:
         self.ranks: list[CommunicatorRank] = []
         self.header: dict[str, tuple[str, ...]] = {}
         self.costs: dict[str, list[dict[tuple[str, str, str], Cost]]] = defaultdict(list)
-        self.graphs: dict[str, list[dict[str, Graph]]] = defaultdict(list)
+        self.graphs: dict[str, list[dict[str, Any]]] = defaultdict(list)
 
     def take(self, source: str, text: str) -> None:
         for read in (self.table, self.choice, self.graph, self.facts):

@@ -22,6 +22,7 @@ from typing import Any
 
 import commbench
 from commbench.backends import BACKENDS
+from commbench.backends.forcing import can_force, is_forced
 from commbench.cases import Case, Layout, Sweep
 from commbench.launch.client import EXIT_FAILED, Client
 from commbench.launch.heartbeat import Heartbeat, read_beats
@@ -59,6 +60,7 @@ class Run:
     given: Calibration | None = None  # links from a file; else each launch measures its own
     thorough: bool = False  # whether links are what is being measured
     found: dict[str, dict[str, Any]] = field(default_factory=dict)  # backend -> its calibration
+    links: dict[str, Any] = field(default_factory=dict)  # backend -> its links as they were last measured
     layout: Layout | None = None
     # Until a launch says otherwise: an error of our own, or a second Ctrl-C, must not pass for a good end.
     outcome: Outcome = field(default_factory=lambda: Outcome.failed("commbench itself failed"))
@@ -73,6 +75,7 @@ class Run:
     def _keep(self, backend: str, calibration: dict[str, Any]) -> None:
         """The first launch's links, in a file that other commands take."""
         assert self.layout is not None
+        self.links[backend] = calibration["links"]
         if self.found.setdefault(backend, calibration) is calibration:
             write_calibration(self.directory / CALIBRATION, hosts=self.layout.hosts, backends=self.found)
 
@@ -131,6 +134,8 @@ def check_runnable(sweep: Sweep, *, local_ranks: int | None) -> None:
             f"{local_ranks} ranks need about {local_ranks * RANK_BYTES / 1e9:.0f} GB on this host and "
             f"{host_memory() / 1e9:.0f} GB is available: ask for fewer with --ranks"
         )
+    if local_ranks is None:
+        forced_alone(sweep)
     for name in sweep.backends:
         reason = BACKENDS[name].why_unavailable()
         if reason:
@@ -141,6 +146,20 @@ def check_runnable(sweep: Sweep, *, local_ranks: int | None) -> None:
                 "pip install 'commbench[mpi]', start commbench under the cluster's mpirun or srun, or ask for "
                 "--backend gloo"
             )
+
+
+def forced_alone(sweep: Sweep) -> str | None:
+    """The algorithm that ranks which a launcher has started once are told to use, or None.
+
+    Raises NotRunnable where it is not the only one of the sweep: they cannot be started again for the others.
+    """
+    forced = [name for name in sweep.algorithms if is_forced(name)]
+    if forced and len(sweep.algorithms) > 1:
+        raise NotRunnable(
+            f"algorithm {forced[0]!r} needs ranks of its own, and the launcher starts them once: run once per forced "
+            "algorithm, and once for the others"
+        )
+    return forced[0] if forced else None
 
 
 # -- the ranks are ours ----------------------------------------------------------------------------
@@ -158,14 +177,15 @@ def run_local(
     cases = sweep.expand(layout)
     patience = startup_s()
     run = Run(sweep=sweep, directory=create_run(out), on_event=on_event, given=given, thorough=thorough)
-    sets = _process_sets(sweep.backends)
+    sets = process_sets(sweep.backends, cases)
     run.begin(layout, "commbench", launches * len(sets), launches * len(cases))
     try:
         for index in range(launches * len(sets)):
-            backends = sets[index % len(sets)]
-            mine = tuple(case for case in cases if case.backend in backends)
-            share = len(mine) / max(1, len(cases)) / launches
-            run.outcome = _launch(run, index, backends, mine, layout, share, patience)
+            if index % len(sets) == 0:
+                run.links.clear()  # each of the user's launches measures its own
+            one = sets[index % len(sets)]
+            share = len(one.cases) / max(1, len(cases)) / launches
+            run.outcome = _launch(run, index, one, layout, share, patience)
             if run.outcome.code:
                 break
     finally:
@@ -173,16 +193,37 @@ def run_local(
     return run
 
 
-def _process_sets(backends: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Backends by what starts their ranks: each kind needs processes of its own."""
-    kinds = dict.fromkeys(BACKENDS[name].starter for name in backends)
-    return [tuple(name for name in backends if BACKENDS[name].starter == kind) for kind in kinds]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessSet:
+    """What one set of processes is for. ``forced``: the algorithm that the libraries are told to use, if any."""
+
+    backends: tuple[str, ...]
+    cases: tuple[Case, ...]
+    forced: str | None = None
 
 
-def _launch(
-    run: Run, index: int, backends: tuple[str, ...], cases: tuple[Case, ...], layout: Layout, share: float,
-    patience_s: float,
-) -> Outcome:  # fmt: skip
+def process_sets(backends: tuple[str, ...], cases: tuple[Case, ...]) -> list[ProcessSet]:
+    """Backends by what starts their ranks, each kind with processes of its own; for every forced algorithm others.
+
+    Libraries read what they are told once, when they start. A case whose algorithm its backend cannot be told to use
+    goes to the set without, to be skipped there.
+    """
+    found = []
+    for kind in dict.fromkeys(BACKENDS[name].starter for name in backends):
+        mine = tuple(name for name in backends if BACKENDS[name].starter == kind)
+        for forced in dict.fromkeys((None, *(_forced(case) for case in cases if case.backend in mine))):
+            those = tuple(case for case in cases if case.backend in mine and _forced(case) == forced)
+            needed = tuple(name for name in mine if any(case.backend == name for case in those))
+            if needed or not cases:
+                found.append(ProcessSet(backends=needed or mine, cases=those, forced=forced))
+    return found
+
+
+def _forced(case: Case) -> str | None:
+    return case.algorithm if can_force(case.backend, case.collective, case.algorithm) else None
+
+
+def _launch(run: Run, index: int, of: ProcessSet, layout: Layout, share: float, patience_s: float) -> Outcome:
     listener = listen(LOOPBACK)
     token = secrets.token_hex(16)
     with _pages() as pages:
@@ -193,7 +234,7 @@ def _launch(
         def plan(hellos: list[dict[str, Any]]) -> dict[str, Any]:
             children.watch([said["pid"] for said in hellos])
             found = verify(hellos)
-            return make_plan(run, index, found, backends, cases, _cores_for_all(hellos), share)
+            return make_plan(run, index, found, of, _cores_for_all(hellos), share)
 
         hub = Hub(
             listener=listener, world=layout.world, token=token, make_plan=plan, on_event=run.hear,
@@ -202,7 +243,7 @@ def _launch(
         )  # fmt: skip
         try:
             with _interruptible(hub):
-                if BACKENDS[backends[0]].starter == "mpirun":
+                if BACKENDS[of.backends[0]].starter == "mpirun":
                     start_mpirun(
                         children, find_mpirun() or "mpirun", layout.world, environment, oversubscribed=oversubscribed
                     )
@@ -219,25 +260,22 @@ def _launch(
     return outcome
 
 
-def make_plan(
-    run: Run, index: int, layout: Layout, backends: tuple[str, ...], cases: tuple[Case, ...], spin: bool, share: float
-) -> dict[str, Any]:
+def make_plan(run: Run, index: int, layout: Layout, of: ProcessSet, spin: bool, share: float) -> dict[str, Any]:
     """What every rank is told; ``share`` is this launch's part of the budget and of a soak."""
     sweep = run.sweep
-    budget = sweep.budget_s * share if sweep.budget_s is not None else max(5.0, SECONDS_A_CASE * len(cases))
+    budget = sweep.budget_s * share if sweep.budget_s is not None else max(5.0, SECONDS_A_CASE * len(of.cases))
     told = replace(sweep, soak_s=sweep.soak_s * share if sweep.soak_s is not None else None)
     return {
         "run": str(run.directory.resolve()), "run_id": run.directory.name, "launch": index, "hosts": list(layout.hosts),
-        "sweep": told.to_dict(), "cases": [case.to_dict() for case in cases],
-        "titles": [case.title for case in cases], "spin": spin, "budget_s": budget, "backends": list(backends),
-        "links": _given_links(run.given, backends, layout), "thorough": run.thorough,
+        "sweep": told.to_dict(), "cases": [case.to_dict() for case in of.cases],
+        "titles": [case.title for case in of.cases], "spin": spin, "budget_s": budget, "backends": list(of.backends),
+        "links": _given_links(run.given, of.backends, layout) if run.given else run.links, "thorough": run.thorough,
+        "forced": of.forced,
     }  # fmt: skip
 
 
-def _given_links(given: Calibration | None, backends: tuple[str, ...], layout: Layout) -> dict[str, Any]:
+def _given_links(given: Calibration, backends: tuple[str, ...], layout: Layout) -> dict[str, Any]:
     """Per backend the links of a file, for the hosts of this job. Raises NotRunnable where they do not fit it."""
-    if given is None:
-        return {}
     found = {}
     for name in backends:
         try:
@@ -320,7 +358,8 @@ def run_as_head(
         try:
             cases = sweep.expand(layout)
             run.begin(layout, place.launcher, 1, len(cases))
-            return make_plan(run, 0, layout, sweep.backends, cases, _cores_for_all(hellos), 1.0)
+            everything = ProcessSet(backends=sweep.backends, cases=cases, forced=forced_alone(sweep))
+            return make_plan(run, 0, layout, everything, _cores_for_all(hellos), 1.0)
         except (ValueError, StoreError) as error:
             raise WorldError(str(error)) from None
 

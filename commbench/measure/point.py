@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,10 @@ from commbench.cases import Case, Layout, group_members
 from commbench.measure.loop import Measured
 from commbench.models import Links, nearest, predict, predict_schedule
 from commbench.records import STATUS_OK, STATUS_SKIPPED, STATUS_WRONG, Point
-from commbench.schedules import leaving
-from commbench.schedules.own import is_own, own_schedule
+from commbench.schedules import Schedule, leaving
+
+Model = Callable[[tuple[int, ...]], tuple[Schedule, tuple[int, ...]]]
+"""For a group, given as the host of each rank: the schedule it carries out, and the host of each of its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +40,12 @@ def skipped(case: Case, reason: str, setting: Setting, started_utc: str) -> Poin
 
 def measured_point(
     case: Case, found: Measured, setting: Setting, *, started_utc: str, note: str | None, steal_s: float | None,
-    pass_index: int,
+    pass_index: int, nccl_estimate_s: float | None, model: Model | None, protocol: str | None = None,
 ) -> Point:  # fmt: skip
-    """The point of a case that was run. Wrong data leaves it without a bandwidth and without models."""
+    """The point of a case that was run. Wrong data leaves it without a bandwidth and without models.
+
+    ``model``: what it was carried out by, where that is known; ``protocol``: what the library says that it used.
+    """
     summary, wrong = found.summary, found.wrong
     point = Point(**_identity(case, setting, started_utc), status=STATUS_WRONG if wrong else STATUS_OK)
     kept = found.kept
@@ -59,11 +65,12 @@ def measured_point(
         point.skew_s = float(np.median(iterations.skew[kept]))
         point.time_first_s = float(np.median(iterations.first[kept]))
         point.late_starts = found.late_starts
-    point.wire_bytes = found.wire_bytes
+    point.wire_bytes, point.protocol = found.wire_bytes, protocol
     point.start, point.note, point.steal_s, point.pass_index = found.start, note, steal_s, pass_index
     if not wrong:
         _set_bandwidth(point, case)
-        _set_models(point, case, setting)
+        _set_models(point, case, setting, model)
+        point.nccl_estimate_s = nccl_estimate_s
     return point
 
 
@@ -87,7 +94,7 @@ def _set_bandwidth(point: Point, case: Case) -> None:
         point.busbw_Bps = point.algbw_Bps * case.spec.bus_factor(case.ranks)
 
 
-def _set_models(point: Point, case: Case, setting: Setting) -> None:
+def _set_models(point: Point, case: Case, setting: Setting, model: Model | None) -> None:
     if setting.links is None or not point.time_s:
         return
     group = group_members(case.group, setting.layout)[point.group_index or 0]
@@ -105,22 +112,22 @@ def _set_models(point: Point, case: Case, setting: Setting) -> None:
         point.efficiency = found.bound_s / point.time_s
         point.beyond_bound = point.time_s < found.bound_s
     point.nearest_model, point.nearest_error = nearest(found.times, point.time_s)
-    _set_own_model(point, case, setting, hosts)
+    if model is not None:
+        _set_known_model(point, case, setting.layout, setting.links, model, hosts)
 
 
-def _set_own_model(point: Point, case: Case, setting: Setting, hosts: tuple[int, ...]) -> None:
-    """What is known of an operation when it is known how it was carried out."""
-    if not is_own(case.algorithm) or setting.links is None or not point.time_s:
-        return
-    everyone = [hosts_of(group, setting.layout) for group in group_members(case.group, setting.layout)]
-    schedules = [own_schedule(case.collective, case.algorithm, case.bytes, each, case.root) for each in everyone]
+def _set_known_model(
+    point: Point, case: Case, layout: Layout, links: Links, model: Model, hosts: tuple[int, ...]
+) -> None:
+    """What is known of an operation when it is known how it was carried out; ``hosts`` are of the group that counts."""
     if point.wire_bytes is not None:
+        everyone = [model(hosts_of(group, layout)) for group in group_members(case.group, layout)]
         point.schedule_bytes = case.bytes * float(
-            sum(sum(leaving(one, each).values()) for one, each in zip(schedules, everyone, strict=True))
+            sum(sum(leaving(schedule, players).values()) for schedule, players in everyone)
         )
-    mine = schedules[everyone.index(hosts)]
-    point.predicted_s = predict_schedule(mine, case.bytes, hosts, setting.links, case.timing)
-    if point.predicted_s:
+    schedule, players = model(hosts)
+    point.predicted_s = predict_schedule(schedule, case.bytes, players, links, case.timing)
+    if point.predicted_s and point.time_s:
         point.prediction_error = point.time_s / point.predicted_s - 1
 
 

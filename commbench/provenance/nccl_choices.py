@@ -6,8 +6,10 @@ others in the middle; what stands after ``NCCL INFO`` is read.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 
 from commbench.models.nccl import ALGORITHMS, PROTOCOLS
@@ -75,6 +77,39 @@ def read_choices(lines: Iterable[str]) -> list[Choice]:
     """Every choice in some lines, in their order."""
     found = (read_choice(source, text) for line in lines for source, text in messages(line))
     return [choice for choice in found if choice is not None]
+
+
+class NcclLogFile:
+    """What NCCL tells of its choices, in a private file of this rank's; must be there before NCCL reads its variables.
+
+    ``environment`` is changed: a log file of the user's own is not written in such a run.
+    """
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="commbench-nccl-")
+        path = os.path.join(self._directory.name, "log")
+        environment["NCCL_DEBUG_FILE"] = path
+        if environment.get("NCCL_DEBUG", "").upper() != "TRACE":
+            environment["NCCL_DEBUG"] = "INFO"
+        subsystems = environment.get("NCCL_DEBUG_SUBSYS", "")
+        if subsystems.upper() != "ALL":
+            environment["NCCL_DEBUG_SUBSYS"] = f"{subsystems},TUNING" if subsystems else "TUNING"
+        self._path = path
+        self._read = 0
+
+    def choices(self) -> list[Choice]:
+        """Those that were made since the last call."""
+        try:
+            with open(self._path, encoding="utf-8", errors="replace") as file:
+                file.seek(self._read)
+                lines = file.readlines()
+                self._read = file.tell()
+        except FileNotFoundError:
+            return []
+        return read_choices(lines)
+
+    def close(self) -> None:
+        self._directory.cleanup()
 
 
 def _name(text: str, names: tuple[str, ...]) -> str | None:

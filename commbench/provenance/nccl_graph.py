@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from commbench.models.nccl import Graph, NcclInputs
 from commbench.models.nccl.inputs import AMD_CPU, ARM, INTEL_CPU, MIXED_CPU, PATHS, POWER, X86
@@ -62,7 +63,7 @@ def combine_graphs(each: Iterable[NcclGraphs]) -> NcclGraphs:
     found = list(each)
     if not found:
         raise ValueError("no graphs to combine")
-    combined = {}
+    combined: dict[str, Any] = {}
     for name in ("ring", "tree", "nvls", "collnet_chain", "collnet_direct"):
         graphs = [graph for graphs in found if (graph := getattr(graphs, name)) is not None]
         combined[name] = _least(graphs) if len(graphs) == len(found) else None

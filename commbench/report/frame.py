@@ -50,7 +50,7 @@ CASE = (
 )  # fmt: skip
 _SEVERITY = {STATUS_OK: 0, STATUS_SKIPPED: 1, STATUS_FAILED: 2, STATUS_WRONG: 3}
 _MODELS = {"ring_s": "ring_busbw_Bps", "tree_s": "tree_busbw_Bps", "bound_s": "efficiency"}
-_MEDIANS = ("predicted_s", "wire_bytes")
+_MEDIANS = ("predicted_s", "wire_bytes", "nccl_estimate_s")
 _TOTALS = ("wrong", "verified", "samples", "discarded")
 _FLAGS = ("late_starts", "beyond_bound", "oversubscribed", "host_bound")
 _INT64_MAX = np.iinfo(np.int64).max
@@ -210,9 +210,8 @@ def summarise(frame: pd.DataFrame, *, by: Sequence[str] = (), level: float = LEV
     ``time_s`` is the median of the launches' medians; a soak's passes reduce to their launch's median first. With
     two or more timed launches the interval is that of the launches' medians (``interval_of`` is "launches"); with one
     launch of several passes that of the passes' medians; else the point's own. ``ring_s``, ``tree_s`` and ``bound_s``
-    are medians over the launches, as are ``predicted_s`` and ``wire_bytes``; bandwidths, the efficiency and
-    ``prediction_error`` follow these times. ``status`` and ``reason`` are
-    those of the worst point, ``wrong``, ``verified``, ``samples`` and ``discarded`` are totals, a flag is set where
+    are medians over the launches, as are ``predicted_s``, ``nccl_estimate_s`` and ``wire_bytes``; bandwidths, the
+    efficiency and ``prediction_error`` follow these times. ``status`` and ``reason`` are those of the worst point, ``wrong``, ``verified``, ``samples`` and ``discarded`` are totals, a flag is set where
     any point sets it, and distinct notes are joined. All other columns are those of the point whose median is nearest
     to ``time_s``. Only points that are ok are timed, unless the case has none. ``by`` names further columns to keep
     apart, such as run_id, which are otherwise pooled.

@@ -41,10 +41,11 @@ _READ = (
     *IDENTITY, "collective", "backend", "bytes", "requested_bytes", "timing", "status", "reason", "wrong", "samples",
     "discarded", "time_s", "time_lo_s", "time_hi_s", "interval_of", "interval_level", "algbw_Bps", "busbw_Bps",
     "ring_busbw_Bps", "tree_busbw_Bps", "bound_s", "efficiency", "nearest_model", "nearest_error", "slowest_rank",
-    "slowest_host", "predicted_s", "prediction_error", "wire_bytes", "tainted", "host_bound", "oversubscribed", "beyond_bound", "late_starts", "note", "launches",
+    "slowest_host", "predicted_s", "prediction_error", "nccl_estimate_s", "wire_bytes", "tainted", "host_bound",
+    "oversubscribed", "beyond_bound", "late_starts", "note", "launches",
 )  # fmt: skip
 # Given up in this order where a table is wider than the terminal.
-_DISPENSABLE = ("algbw", "slowest", "nearest", "wire", "tree", "ring", "eff", "bound")
+_DISPENSABLE = ("algbw", "slowest", "nearest", "wire", "tuner", "tree", "ring", "eff", "bound")
 _FLAGS = {
     "late_starts": "late starts: in most iterations the ranks did not start together, so the time holds some waiting",
     "beyond_bound": "beyond the bound: faster than the calibrated links allow, so the calibration does not hold here",
@@ -221,7 +222,7 @@ def _columns(
         column("busbw", rate("busbw_Bps")),
         column("ring", rate("ring_busbw_Bps")),
         column("tree", rate("tree_busbw_Bps")),
-        column("bound", _bound_rate),
+        column("bound", lambda row: _rate_at(row, "bound_s")),
         column(
             "eff",
             lambda row: (
@@ -234,6 +235,7 @@ def _columns(
         ),
         column("model", _prediction),
         column("nearest", _nearest, left=True),
+        column("tuner", lambda row: _rate_at(row, "nccl_estimate_s")),
         column("wire", _wire),
         column("slowest", lambda row: _slowest(row, hosts_matter), left=True),
         column("wrong", lambda row: _text(row["wrong"])),
@@ -265,11 +267,11 @@ def _below_level(row: Row) -> bool:
     return row["interval_level"] is not None and row["interval_level"] < LEVEL
 
 
-def _bound_rate(row: Row) -> str:
+def _rate_at(row: Row, model: str) -> str:
     # The same bytes in another time: a bus bandwidth scales with the inverse of it.
-    if row["busbw_Bps"] is None or not row["bound_s"]:
+    if row["busbw_Bps"] is None or not row[model]:
         return NOTHING
-    return format_bandwidth(row["busbw_Bps"] * row["time_s"] / row["bound_s"])
+    return format_bandwidth(row["busbw_Bps"] * row["time_s"] / row[model])
 
 
 def _nearest(row: Row) -> str | None:
@@ -406,6 +408,8 @@ def _interval_legend(rows: Sequence[Row]) -> list[str]:
 def _model_legend(rows: Sequence[Row]) -> Iterator[str]:
     if any(_prediction(row) for row in rows):
         yield "model: measured time against what this very algorithm should take on the calibrated links"
+    if any(row["nccl_estimate_s"] for row in rows):
+        yield "tuner: tuner estimate, what NCCL's own model expects of its own choice; neither a bound nor a prediction"
     if any(_wire(row) for row in rows):
         yield "wire: bytes that left all hosts together, headers included, in sizes of the message"
 

@@ -73,3 +73,14 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 3
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("commbench: "))
     assert "start at most one rank a GPU" in line
+
+
+def test_points_hold_what_the_tuner_expects(tmp_path: Path) -> None:
+    if torch.cuda.device_count() == 1:
+        pytest.skip("needs two GPUs")
+    code, frame, text = run(tmp_path, "--collective", "all_reduce,all_to_all")
+    check(code, frame, text)
+    assert "nccl graphs" not in frame["backend_settings"].iloc[0], text
+    modelled = frame["collective"] == "all_reduce"
+    assert (frame["nccl_estimate_s"][modelled] > 0).all(), text
+    assert frame["nccl_estimate_s"][~modelled].isna().all(), text

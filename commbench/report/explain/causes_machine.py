@@ -182,8 +182,8 @@ def unsteady_times(curve: Curve) -> Finding | None:
 
 
 def unexplained(curve: Curve) -> Finding | None:
-    """Slower than every model, which something must explain. Judged only where nothing else fits."""
-    spots = curve.in_a_row(lambda spot: spot.times(spot.slowest_s) >= spot.limit)
+    """Large messages slower than every model, which something must explain. Judged only where nothing else fits."""
+    spots = curve.in_a_row(lambda spot: spot.size >= SMALL_BYTES and spot.times(spot.slowest_s) >= spot.limit)
     if not spots:
         return None
     worst = max(spots, key=lambda spot: spot.times(spot.slowest_s))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import chain
 
-from commbench.backends.forcing import model_of
+from commbench.backends.forcing import LIBRARY, model_of
 from commbench.cases import Case
 from commbench.models import Links, predict, predict_schedule
 from commbench.models.prediction import MOST_SIMULATED
@@ -31,6 +32,14 @@ def known_schedule(case: Case, hosts: tuple[int, ...], read_back: tuple[tuple[st
         return known.played(hosts, case.root) if known else None
     except (ScheduleError, ValueError):
         return None  # stored by a version that knew more
+
+
+def known_name(case: Case, read_back: Mapping[str, str]) -> str:
+    """What a case whose algorithm is known is carried out by: its own name, or what a library has no choice about."""
+    known = None if is_own(case.algorithm) else model_of(case.backend, case, read_back)
+    if known is None or case.algorithm != LIBRARY:
+        return case.algorithm
+    return known.algorithm if known.collective == case.collective else f"{known.algorithm} {known.collective}"
 
 
 def expected(spot: Spot, links: Links, read_back: tuple[tuple[str, str], ...] = ()) -> float:

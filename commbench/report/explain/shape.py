@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from commbench.models.prediction import NEAR
 from commbench.report.explain.evidence import Curve, Spot
-from commbench.report.explain.expected import algorithms_of
+from commbench.report.explain.expected import algorithms_of, known_name
 from commbench.stats.envelope import Envelope, fit_envelope
 
 SWITCH_COST = 0.25  # in |log(measured / model)|, summed over sizes: a switch must explain that much better
@@ -64,7 +64,7 @@ def shape_of(curve: Curve) -> Shape:
     if len({spot.size for spot in sized}) >= REGIME_SIZES:
         regimes = fit_envelope([spot.size for spot in sized], [spot.seconds for spot in sized])
     return Shape(
-        looks=_looks(spots),
+        looks=_looks(spots, curve.setups[0].read_back if curve.setups else {}),
         regimes=regimes,
         below_fastest=stretches(spots, [spot.times(spot.fastest_s) for spot in spots]),
         below_every=stretches(spots, [spot.times(spot.slowest_s) for spot in spots]),
@@ -87,10 +87,10 @@ def stretches(spots: Sequence[Spot], times: Sequence[float], least: int = 2) -> 
     return tuple(found)
 
 
-def _looks(spots: tuple[Spot, ...]) -> tuple[Look, ...]:
+def _looks(spots: tuple[Spot, ...], read_back: Mapping[str, str]) -> tuple[Look, ...]:
     if all(spot.known_s for spot in spots):
         errors = [abs(spot.seconds / spot.known_s - 1) for spot in spots if spot.known_s]
-        name = spots[0].case.algorithm
+        name = known_name(spots[-1].case, read_back)
         return (Look(first=spots[0].size, last=spots[-1].size, algorithm=name, error=median(errors), known=True),)
     usable = tuple(spot for spot in spots if spot.predictions)
     return tuple(_look(name, part) for name, part in _parts(usable)) if usable else ()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from commbench.models.prediction import NEAR
 from commbench.report.explain.evidence import Curve, Finding
 from commbench.report.explain.judging import NONE, Diagnosis, of_the_run
 from commbench.report.explain.shape import Look, Shape, Stretch
@@ -14,7 +15,8 @@ from commbench.report.tables import plain
 from commbench.units import format_size
 
 SOUND = "as fast as its models say"
-NOTHING_KNOWN = "no algorithm's model is near at all sizes, but it is not slower than all of them"
+NOT_NEAR = "no algorithm's model is near at all sizes, but it is not slower than all of them"
+SMALL_ONLY = "only small messages are slower than their models, which are rough there"
 UNCALIBRATED = "nothing to judge by: its links were not calibrated"
 WIDTH = 120
 _LABEL = 12
@@ -131,9 +133,15 @@ def _cause_lines(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if not diagnosis.curve.setups:
         yield "cause", f"{NONE}: {UNCALIBRATED}"
     elif not diagnosis.findings:
-        explained = all(look.algorithm is not None for look in diagnosis.shape.looks)
-        yield "cause", f"{NONE}: {SOUND if explained else NOTHING_KNOWN}"
+        yield "cause", f"{NONE}: {_soundness(diagnosis.shape)}"
     for place, finding in enumerate(diagnosis.findings):
         sizes = f" at {_range(finding.sizes[0], finding.sizes[-1])}" if finding.sizes[-1] else ""
         label = "cause" if place == 0 else "or"
         yield label, f"{finding.cause} ({finding.level}){sizes}: {'; '.join(finding.judged_by)}"
+
+
+def _soundness(shape: Shape) -> str:
+    if shape.below_every:
+        return SMALL_ONLY
+    near = all(look.error is not None and look.error <= NEAR for look in shape.looks)
+    return SOUND if near else NOT_NEAR

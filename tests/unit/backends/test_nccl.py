@@ -88,7 +88,7 @@ def test_the_doubles_have_the_signatures_of_torch(double: ModuleType) -> None:
                 continue
             assert shape(function) == shape(real), f"{path}.{function.__name__}"
             compared += 1
-    assert compared == 24
+    assert compared == 25
 
 
 def types_of_nccl() -> set[str]:
@@ -225,10 +225,14 @@ def test_more_ranks_than_gpus_is_one_clear_line(launch: Launch) -> None:
     assert run.outcome.ranks == (2,)
 
 
-def test_ranks_that_share_a_gpu_are_named(launch: Launch) -> None:
+def test_ranks_that_share_a_gpu_are_named(launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     run, _ = launch(gpus=1, collectives=("barrier",))
     assert run.exit_code == 3
     assert re.search(r"ranks 0 and 1 on \S+ have the same GPU: start at most one rank a GPU", run.outcome.line)
+    assert list(scratch.iterdir()) == []
 
 
 def test_a_launcher_may_show_each_rank_its_own_gpu_only(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +366,117 @@ def test_the_version_and_settings_are_kept(launch: Launch, monkeypatch: pytest.M
     monkeypatch.setenv("NCCL_SECRET_KEY", "hidden")
     run, _ = launch(gpus=RANKS, collectives=("all_reduce",), timings=("isolated",))
     (settings,) = (point["backend_settings"] for point in run.points)
-    assert settings == {"device": "Double 9000", "NCCL_ALGO": "Ring", "NCCL_SECRET_KEY": "(redacted)"}
+    assert settings == {
+        "device": "Double 9000", "NCCL_ALGO": "Ring", "NCCL_SECRET_KEY": "(redacted)", "nccl graphs": "not written",
+    }  # fmt: skip
     manifest = json.loads((run.directory / "launches/0/manifest.json").read_text())
     assert re.match(r"NCCL \d+\.\d+\.\d+, torch ", manifest["backends"]["nccl"]["version"])
     assert commbench.load(run.directory)["backend_settings"].iloc[0] == settings
+
+
+# -- what NCCL's tuner expects ---------------------------------------------------------------------
+
+CHANNEL = '<channel><gpu dev="0"/><gpu dev="1"/></channel>'
+GRAPHS = f"""<graphs version="1">
+  <graph id="0" pattern="4" crossnic="0" nchannels="2" speedintra="40" speedinter="40" latencyinter="0" \
+typeintra="NVL" typeinter="PIX" samechannels="1">{CHANNEL}{CHANNEL}</graph>
+  <graph id="1" pattern="1" crossnic="0" nchannels="2" speedintra="40" speedinter="40" latencyinter="0" \
+typeintra="NVL" typeinter="PIX" samechannels="1">{CHANNEL}{CHANNEL}</graph>
+</graphs>
+"""
+# Two ranks, 4096 B, by ring and LL: 6.6 us and 0.6 for each of 2(n-1) or n-1 steps, or for one message that is passed
+# on in the same channels; half of two channels' 40 GB/s is bus bandwidth, of which a gathering has twice.
+BY_RING_AND_LL = {
+    "all_reduce": 7.8e-6 + 4096 / 40e9, "all_gather": 7.2e-6 + 4096 / 80e9, "reduce_scatter": 7.2e-6 + 4096 / 80e9,
+    "broadcast": 7.2e-6 + 4096 / 40e9, "reduce": 7.2e-6 + 4096 / 40e9,
+}  # fmt: skip
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL 2.27.7 of two H100-like GPUs, which leaves its graphs where it is told to."""
+    monkeypatch.setenv("COMMBENCH_TEST_NCCL", "2.27.7")
+    monkeypatch.setenv("COMMBENCH_TEST_GRAPHS", GRAPHS)
+    for name in ("NCCL_ALGO", "NCCL_PROTO", "NCCL_COLLNET_ENABLE", "NCCL_GRAPH_DUMP_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def estimates(run: Run) -> dict[str, float | None]:
+    """By collective, all of whose points say the same."""
+    assert run.exit_code == 0, run.outcome.line
+    assert {point["status"] for point in run.points} == {"ok"}, [point["reason"] for point in run.points]
+    found = {point["collective"]: point["nccl_estimate_s"] for point in run.points}
+    assert all(point["nccl_estimate_s"] == found[point["collective"]] for point in run.points)
+    return found
+
+
+@pytest.mark.usefixtures("nccl")
+def test_points_hold_what_the_tuner_expects(launch: Launch) -> None:
+    run, calls = launch(gpus=RANKS, collectives=tuple(COLLECTIVES))
+    found = estimates(run)
+    assert {name: value for name, value in found.items() if value is not None} == pytest.approx(BY_RING_AND_LL)
+    assert {name for name, value in found.items() if value is None} == set(COLLECTIVES) - set(BY_RING_AND_LL)
+    # Only rank 0's NCCL was told to write, into a file that is gone; the settings do not speak of it.
+    assert [[call["path"] for call in mine if call["call"] == "dump_graphs"] != [] for mine in calls] == [True, False]
+    (path,) = (Path(call["path"]) for call in calls[0] if call["call"] == "dump_graphs")
+    assert not path.parent.exists()
+    assert {tuple(point["backend_settings"]) for point in run.points} == {("device",)}
+
+
+@pytest.mark.usefixtures("nccl")
+def test_the_estimate_is_of_what_the_environment_forces(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "allreduce:tree")
+    monkeypatch.setenv("NCCL_PROTO", "Simple")
+    run, _ = launch(gpus=RANKS, collectives=("all_reduce", "all_gather"), timings=("isolated",))
+    # Tree: 8.4 us and twice 4 for one hop; bandwidth is half of 0.92 of the channels' sum, and 0.9 of that at 4 KiB.
+    # Ring: 8.4 us and 3.4 for one step.
+    tree = 8.4e-6 + 2 * 4e-6 + 4096 / (0.92 * 80e9 / 2 * 0.9)
+    assert estimates(run) == pytest.approx({"all_reduce": tree, "all_gather": 11.8e-6 + 4096 / 160e9})
+
+
+@pytest.mark.usefixtures("nccl")
+def test_other_communicators_write_over_the_graphs_and_have_no_estimate(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMMBENCH_TEST_GRAPHS", GRAPHS.replace('<gpu dev="1"/>', '<gpu dev="1"/><gpu dev="2"/>'))
+    options = {"algorithms": ("library", "own:ring"), "collectives": ("all_reduce",), "timings": ("isolated",)}
+    run, calls = launch(gpus=3, ranks=3, groups=("pair:0-1", "world"), sizes=(3 * 4096,), **options)
+    assert run.exit_code == 0, run.outcome.line
+    assert sum(call["call"] == "dump_graphs" for call in calls[0]) == 2
+    found = {(point["group"], point["algorithm"]): point["nccl_estimate_s"] for point in run.points}
+    assert found.pop(("world", "library")) == pytest.approx(6.6e-6 + 4 * 0.6e-6 + 3 * 4096 / (40e9 * 3 / 4))
+    assert found == {("world", "own:ring"): None, ("pair:0-1", "library"): None, ("pair:0-1", "own:ring"): None}
+
+
+@pytest.mark.usefixtures("nccl")
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"COMMBENCH_TEST_NCCL": "2.31.1"}, None),
+        ({"NCCL_ALGO": "Rnig"}, None),
+        ({"COMMBENCH_TEST_GRAPHS": ""}, "not written"),
+        ({"COMMBENCH_TEST_GRAPHS": "<graphs>"}, "not readable: not XML"),
+        ({"COMMBENCH_TEST_GRAPHS": GRAPHS.replace('id="1"', 'id="4"')}, "the graphs lack a ring or a tree"),
+        ({"NCCL_COLLNET_ENABLE": "1"}, "do not tell whether NCCL_COLLNET_ENABLE is in effect"),
+    ],
+)
+def test_there_is_no_estimate_of_what_is_not_known(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], says: str | None
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    run, _ = launch(gpus=RANKS, collectives=("all_reduce",), timings=("isolated",))
+    assert estimates(run) == {"all_reduce": None}
+    note = run.points[0]["backend_settings"].get("nccl graphs")
+    assert note is None if says is None else note.startswith(says)
+
+
+@pytest.mark.usefixtures("nccl")
+def test_a_file_that_the_user_names_is_read_and_stays(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("NCCL_GRAPH_DUMP_FILE", str(tmp_path / "graphs.xml"))
+    run, _ = launch(gpus=RANKS, collectives=("all_reduce",), timings=("isolated",))
+    assert estimates(run) == pytest.approx({"all_reduce": BY_RING_AND_LL["all_reduce"]})
+    assert (tmp_path / "graphs.xml").read_text() == GRAPHS
+    assert run.points[0]["backend_settings"]["NCCL_GRAPH_DUMP_FILE"] == str(tmp_path / "graphs.xml")

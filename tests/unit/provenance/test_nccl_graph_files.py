@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from commbench.provenance.nccl_graph import NcclGraphs, combine_graphs, read_graphs, read_topology
 from commbench.models.nccl import nccl_estimate
+from commbench.provenance.nccl_graph import NcclGraphs, combine_graphs, read_graphs, read_topology
 
 GRAPHS = """<graphs version="1">
   <graph id="0" pattern="4" crossnic="2" nchannels="1" speedintra="48" speedinter="45" latencyinter="35" \
@@ -71,6 +71,8 @@ def test_graphs(tmp_path: Path) -> None:
     assert (graphs.nvls.channels, graphs.nvls.latency_inter_s) == (2, 0.0)
     # Nothing was found for CollNetDirect: no channels.
     assert (graphs.collnet_direct, graphs.collnet_chain) == (None, None)
+    assert graphs.gpus == 2  # of the ring; a channel of NVLS has one
+    assert read_graphs(written(tmp_path, GRAPHS.replace('id="0"', 'id="2"'))).gpus is None
 
 
 def test_the_estimate_takes_graphs_from_a_file(tmp_path: Path) -> None:

@@ -199,6 +199,13 @@ def test_models_are_the_median_of_the_launches_calibrations() -> None:
     assert pd.isna(row["tree_s"])
 
 
+def test_the_tuners_estimate_is_the_median_over_launches() -> None:
+    launches = [point(launch=k, nccl_estimate_s=value) for k, value in enumerate((2e-6, 9e-6, 3e-6))]
+    row = summarise(frame_of(*launches, point(case_id="c2"))).iloc[0]
+    assert row["nccl_estimate_s"] == 3e-6
+    assert pd.isna(row["predicted_s"]) and pd.isna(row["bound_s"])
+
+
 def test_an_efficiency_without_a_bound_is_kept() -> None:
     assert summarise(frame_of(point(efficiency=0.8)))["efficiency"].tolist() == [0.8]
 

@@ -175,6 +175,22 @@ def test_no_calibration_is_said_and_empty_columns_are_left_out() -> None:
     assert "no model columns" in text
 
 
+def test_the_tuners_estimate_has_a_column_of_its_own() -> None:
+    # 1.5 times 64 and 80 MB in 1 and 4 ms; wrong data have no rate to set beside it.
+    text = text_of(
+        point(64_000_000, backend="nccl", nccl_estimate_s=1e-3, bound_s=2e-3, time_s=4e-3),
+        point(
+            80_000_000, backend="nccl", nccl_estimate_s=4e-3, status="wrong", wrong=1, algbw_Bps=None, busbw_Bps=None
+        ),
+    )
+    heading, right, wrong = text.splitlines()[1:4]
+    assert heading.split()[-4:] == ["busbw", "bound", "tuner", "wrong"]
+    assert right.split()[-4:] == ["24.0", "48.0", "96.0", "0"]
+    assert wrong.split()[-3:] == ["-", "-", "1"]
+    assert len(lines_with(text, "tuner: tuner estimate, what NCCL's own model expects")) == 1
+    assert "tuner" not in text_of(point())
+
+
 def test_a_barrier_has_a_time_and_no_rate() -> None:
     text = text_of(point(0, collective="barrier", reduce_op=None, algbw_Bps=None, busbw_Bps=None))
     assert text.startswith("barrier gloo: 4 ranks on 2 hosts, isolated\n")

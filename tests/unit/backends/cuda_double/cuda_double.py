@@ -4,7 +4,8 @@ What is called is queued, as on a stream, and done by gloo when something waits 
 early, or never waits, gets what it deserves. Refused is what ProcessGroupNCCL refuses (torch 2.13: NCCLUtils.hpp's
 types, getNcclReduceOp, check_gpu_single_tensor, "not on device passed to init_process_group"). Every call is written,
 in order, to COMMBENCH_TEST_CUDA/rank-N.jsonl. COMMBENCH_TEST_GPUS says how many GPUs each rank sees,
-COMMBENCH_TEST_BOUND that they are the rank's own.
+COMMBENCH_TEST_BOUND that they are the rank's own, COMMBENCH_TEST_NCCL which version NCCL has, COMMBENCH_TEST_GRAPHS what
+a communicator of all ranks leaves in NCCL_GRAPH_DUMP_FILE (initTransportsRank: its first rank writes).
 """
 
 import json
@@ -114,7 +115,7 @@ def memory_allocated(device=None):
 
 
 def version():
-    return (2, 99, 1)
+    return tuple(map(int, os.environ.get("COMMBENCH_TEST_NCCL", "2.99.1").split(".")))
 
 
 # -- memory --------------------------------------------------------------------------------------------------------
@@ -186,6 +187,24 @@ def init_process_group(
     if device_id != state.device:
         raise ValueError(f"device_id {device_id} is not the current device {state.device}")
     real["torch.distributed.init_process_group"]("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+    dump_graphs(first=rank == 0, everyone=True)
+
+
+def new_group(
+    ranks=None, timeout=None, backend=None, pg_options=None, use_local_synchronization=False, group_desc=None,
+    device_id=None, sort_ranks=True,
+):  # fmt: skip
+    dump_graphs(first=ranks[0] == RANK, everyone=False)
+    return real["torch.distributed.new_group"](ranks, timeout)
+
+
+def dump_graphs(*, first, everyone):
+    """A new communicator's graphs take the place of those of the one before."""
+    graphs, path = os.environ.get("COMMBENCH_TEST_GRAPHS"), os.environ.get("NCCL_GRAPH_DUMP_FILE")
+    if graphs and path and first:
+        with open(path, "w") as file:
+            file.write(graphs if everyone else '<graphs version="1"/>')
+        record("dump_graphs", path=path)
 
 
 def all_reduce(tensor, op=ReduceOp.SUM, group=None, async_op=False):
@@ -281,8 +300,8 @@ DOUBLES = {
     "torch": (zeros, empty, add, mul),
     "torch.Tensor": (copy_,),
     "torch.distributed": (
-        is_nccl_available, init_process_group, all_reduce, all_gather_single, reduce_scatter_single, all_to_all_single,
-        broadcast, reduce, gather, scatter, barrier, send, recv, batch_isend_irecv,
+        is_nccl_available, init_process_group, new_group, all_reduce, all_gather_single, reduce_scatter_single,
+        all_to_all_single, broadcast, reduce, gather, scatter, barrier, send, recv, batch_isend_irecv,
     ),
 }  # fmt: skip
 

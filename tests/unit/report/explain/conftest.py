@@ -167,5 +167,3 @@ def lab(tmp_path: Path) -> Lab:
 def links() -> Links:
     """A network of 25 MB/s and 40 us, beside memory of 8 GB/s."""
     return LINKS
-
-

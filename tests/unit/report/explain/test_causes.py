@@ -200,7 +200,12 @@ ETHERNET = Link(latency_s=20e-6, seconds_per_byte=8 / 20e9)  # 20 Gbit/s
 @pytest.mark.parametrize(
     ("environment", "gigabits", "state", "expected"),
     [
-        ({"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}, 200, "ACTIVE", "TCP instead of RDMA (high): 20 Gbit/s"),
+        (
+            {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"},
+            200,
+            "ACTIVE",
+            "TCP instead of RDMA (high): 20 Gbit/s",
+        ),
         ({"UCX_TLS": "tcp,sm"}, 200, "ACTIVE", "TCP instead of RDMA (high)"),
         ({}, 400, "ACTIVE", "TCP instead of RDMA (medium): 20 Gbit/s between hosts, where port mlx5_0/1 has 400"),
         ({}, 25, "ACTIVE", "none"),
@@ -227,7 +232,10 @@ TUNED = "OMPI_MCA_coll_tuned_"
 
 def test_a_forced_algorithm_is_named_where_a_better_one_was_there(lab: Any) -> None:
     environment = {f"{TUNED}use_dynamic_rules": "1", f"{TUNED}allreduce_algorithm": "basic_linear"}
-    made = {"environment": environment, "choose": lambda case: "ring" if case.collective == "all_gather" else "binomial_tree"}
+    made = {
+        "environment": environment,
+        "choose": lambda case: "ring" if case.collective == "all_gather" else "binomial_tree",
+    }
     assert kinds(lab.diagnoses(**made)) == [["algorithm_forced"], []]
     assert lab.verdict(**made).startswith(f"algorithm forced (high): {TUNED}allreduce_algorithm=basic_linear")
     assert lab.verdict(**(made | {"environment": {}})).startswith("none")
