@@ -30,6 +30,9 @@ WARMUP_ROUND_S = 0.01
 ISOLATED_ROUND_S = 0.02
 # A batch must dwarf the clock's resolution (60 ns through Python) and the start's skew.
 STREAMED_BATCH_S = 2e-3
+# Between hosts it must also dwarf what sockets, cards and switches take in at once while nothing has passed yet: 32 kB
+# are over a millisecond of a 200 Mbit/s link, in which short messages would seem to move at the speed of memory.
+STREAMED_BATCH_BETWEEN_HOSTS_S = 20e-3
 MAX_BATCH = 20_000
 
 
@@ -246,7 +249,8 @@ class _Head:
         if rule.iterations is not None:
             batch = max(1, rule.iterations // 10)
         else:
-            batch = int(min(STREAMED_BATCH_S, rule.limit_s / 20) / self.estimate_s)
+            long_enough = STREAMED_BATCH_S if self.settings.common_clock else STREAMED_BATCH_BETWEEN_HOSTS_S
+            batch = int(min(long_enough, rule.limit_s / 20) / self.estimate_s)
         # An operation that overwrites its input may use each set once only.
         return max(2, min(batch, MAX_BATCH if self.repeatable else self.sets))
 
