@@ -199,7 +199,7 @@ class _Worker:
         client.beat("starting", case=-1)
         client.expect(self._patience_s, f"starting {name}")
         client.gather(None)
-        forced = self._force(name)  # before the library is loaded
+        forced = self._forced(name)
         backend: Backend = REGISTRY.load(name)()
         backend.start(
             Context(
@@ -224,18 +224,15 @@ class _Worker:
         client.gather(None)
         backend.stop()
 
-    def _force(self, name: str) -> dict[str, str]:
-        """Tell the library by its environment what this launch is for; the algorithm by collective."""
-        from commbench.backends import forcing
+    def _forced(self, name: str) -> dict[str, str]:
+        """What this launch is to make a backend use: the algorithm by collective."""
+        from commbench.backends.forcing import can_force
 
         algorithm = self.plan["forced"]
         mine = dict.fromkeys(
             case.collective for case in self.cases if (case.backend, case.algorithm) == (name, algorithm)
         )
-        forced = {one: algorithm for one in mine if forcing.can_force(name, one, algorithm)}
-        if forced:
-            os.environ.update(forcing.environment(name, algorithm, forced))
-        return forced
+        return {collective: algorithm for collective in mine if can_force(name, collective, algorithm)}
 
     def _setting(self, name: str, backend: Backend) -> Setting:
         from commbench.measure.point import Setting

@@ -25,7 +25,7 @@ class Context:
     """What a backend may know of the job. ``share(value)`` hands rank 0's JSON value to every rank.
 
     ``address`` and ``interface`` are this rank's own on the job's network (loopback when all share a host).
-    ``forced``: the algorithm, by collective, that the environment tells the library to use.
+    ``forced``: by collective the algorithm that the backend shall make the library use; one in all.
     """
 
     rank: int

@@ -1,6 +1,6 @@
 """Which algorithms a library can be told to use, how it is told, and which schedules of ours they are.
 
-Nothing here loads a library: what forces an algorithm must be in the environment before one is loaded.
+Nothing here loads a library.
 
 Sources: Open MPI 5.0 (``ompi/mca/coll/tuned`` for the names, ``ompi/mca/coll/base`` for what each does; "known" below
 is said only of those that send the same messages, in the same order on each rank, as a schedule of the catalogue),
@@ -91,9 +91,8 @@ def why_not(backend: str, collective: str, algorithm: str) -> str | None:
     """Why a backend cannot be told to do a collective by this algorithm, whatever is installed; None where it can."""
     if can_force(backend, collective, algorithm):
         return None
-    known = names(backend, collective)
-    if known:
-        return f"{backend} has no {algorithm!r} for {collective}: known are {', '.join(known)}"
+    if names(backend, collective):
+        return f"{backend} has no {algorithm!r} for {collective}"
     if backend in BACKENDS_THAT_CAN:
         return f"{backend} cannot be told by which algorithm to do {collective}"
     return f"{backend} cannot be told which algorithm to use"
@@ -128,19 +127,30 @@ def check_forced(algorithm: str, backends: Collection[str], collectives: Collect
 # -- how a library is told -----------------------------------------------------------------------------
 
 
-def environment(backend: str, algorithm: str, collectives: Iterable[str]) -> dict[str, str]:
-    """What must be in the environment before the library is loaded; empty where the backend has no such algorithm."""
-    able = [name for name in collectives if can_force(backend, name, algorithm)]
-    if not able:
-        return {}
-    if backend == "mpi":
-        # Han, xhc, hcoll and their like come before coll_tuned unless it has the greatest priority.
-        told = {"priority": str(TUNED_PRIORITY), "use_dynamic_rules": "1"}
-        told |= {f"{OPEN_MPI[name][0]}_algorithm": algorithm for name in able}
-        return {f"OMPI_MCA_coll_tuned_{name}": value for name, value in told.items()}
-    name, protocol = split_nccl(algorithm)
+def open_mpi_settings(forced: Mapping[str, str]) -> dict[str, str]:
+    """The control variables that make coll_tuned do each of these collectives by its algorithm, and their values.
+
+    They count for communicators that are made afterwards. Han, xhc, hcoll and their like come before coll_tuned unless
+    it has the greatest priority.
+    """
+    told = {"priority": str(TUNED_PRIORITY), "use_dynamic_rules": "true"}
+    told |= {f"{OPEN_MPI[collective][0]}_algorithm": algorithm for collective, algorithm in forced.items()}
+    return {f"coll_tuned_{name}": value for name, value in told.items()}
+
+
+def nccl_environment(forced: Mapping[str, str], per_function: bool) -> dict[str, str]:
+    """What must be in the environment before NCCL makes a communicator; ``forced`` has one algorithm for all.
+
+    ``per_function``: whether this NCCL takes lists per function (from 2.24 on), so that a barrier's all_reduce is not
+    told to use what only an all_gather has.
+    """
+    name, protocol = split_nccl(next(iter(forced.values())))
     found = {"NCCL_ALGO": name, "NCCL_PROTO": protocol}
-    return {variable: _NCCL_SPELLING[value] for variable, value in found.items() if value}
+    told = {variable: _NCCL_SPELLING[value] for variable, value in found.items() if value}
+    if not per_function:
+        return told
+    functions = [_NCCL_FUNCTIONS[collective].lower() for collective in forced]
+    return {variable: ";".join(f"{name}:{value}" for name in functions) for variable, value in told.items()}
 
 
 def split_nccl(algorithm: str) -> tuple[str | None, str | None]:
@@ -156,13 +166,6 @@ def nccl_name(spelled: str) -> str:
 
 def nccl_function(collective: str) -> str | None:
     return _NCCL_FUNCTIONS.get(collective)
-
-
-def nccl_per_function(told: Mapping[str, str], forced: Mapping[str, str]) -> dict[str, str]:
-    """What :func:`environment` says for NCCL, for these collectives alone. NCCL takes lists per function from 2.24 on:
-    so a barrier's all_reduce is not told to use what only an all_gather has."""
-    functions = [_NCCL_FUNCTIONS[name].lower() for name in forced]
-    return {variable: ";".join(f"{name}:{value}" for name in functions) for variable, value in told.items()}
 
 
 def read_back(algorithm: str, chosen: Collection[tuple[str, str]]) -> tuple[str | None, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import mpi4py
 import numpy as np
 
 from commbench.backends.base import BackendError, Context, aligned
-from commbench.backends.forcing import OPEN_MPI, TUNED_PRIORITY
+from commbench.backends.forcing import OPEN_MPI, TUNED_PRIORITY, open_mpi_settings
 from commbench.cases import DTYPES, Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Bytes, Operation, Post
@@ -46,7 +47,7 @@ class Mpi:
     name = "mpi"
 
     def __init__(self) -> None:
-        self._world = MPI.COMM_WORLD
+        self._world: MPI.Intracomm = MPI.COMM_WORLD
         self._comms: dict[tuple[int, ...], MPI.Comm] = {}
         self._joined: set[tuple[tuple[int, ...], ...]] = set()
         self._forced: Mapping[str, str] = {}
@@ -59,12 +60,14 @@ class Mpi:
                 f"MPI says rank {rank} of {size} where the launcher says rank {context.rank} of {context.world}: "
                 "start with the mpirun that belongs to mpi4py's MPI library, or with srun --mpi=pmix"
             )
+        self._forced = context.forced
+        if self._forced and _is_open_mpi():
+            self._read_back = _force(self._forced)
+            # Each communicator keeps the settings that it was made under, and MPI may have been started to meet.
+            self._world = MPI.COMM_WORLD.Dup()
         everyone = tuple(range(size))
         self._comms[everyone] = self._world
         self._joined.add((everyone,))
-        self._forced = context.forced
-        if self._forced and _is_open_mpi():
-            self._read_back = _read_back(self._forced)
 
     def version(self) -> str:
         return MPI.Get_library_version().partition("\n")[0].partition(", package")[0].strip("\0 ")
@@ -126,7 +129,7 @@ class Mpi:
 
     def stop(self) -> None:
         for comm in self._comms.values():
-            if comm != self._world:
+            if comm != MPI.COMM_WORLD:
                 comm.Free()
         MPI.Finalize()
 
@@ -135,8 +138,8 @@ def _is_open_mpi() -> bool:
     return MPI.get_vendor()[0] == "Open MPI"
 
 
-def _read_back(forced: Mapping[str, str]) -> dict[str, str]:
-    """What Open MPI itself says of coll_tuned's settings, by their names; what it does not have is left out."""
+def _force(forced: Mapping[str, str]) -> dict[str, str]:
+    """Tell Open MPI; what it then says of coll_tuned's settings, by their names. What it does not have is left out."""
     path = find_mpi_library()
     if path is None:
         return {}
@@ -144,6 +147,9 @@ def _read_back(forced: Mapping[str, str]) -> dict[str, str]:
         variables = MpiVariables(path)
     except OSError:
         return {}
+    for name, value in open_mpi_settings(forced).items():
+        with suppress(OSError):  # it shows when they are read
+            variables.write(name, value)
     algorithms = [f"coll_tuned_{OPEN_MPI[name][0]}_algorithm" for name in forced]
     wanted = ["coll", "coll_tuned_use_dynamic_rules", *algorithms, *(f"{name}_segmentsize" for name in algorithms)]
     found = {name: variables.read(name) for name in (*wanted, *variables.names("coll_[a-z]+_priority"))}

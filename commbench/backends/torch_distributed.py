@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from commbench.backends.base import BackendError, Context
-from commbench.backends.forcing import nccl_function, nccl_name, nccl_per_function
+from commbench.backends.forcing import nccl_environment, nccl_function, nccl_name
 from commbench.cases import Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Operation, Post
@@ -241,9 +241,8 @@ class Nccl(_TorchDistributed):
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         if context.forced:
-            told = {name: os.environ[name] for name in ("NCCL_ALGO", "NCCL_PROTO") if name in os.environ}
-            if _nccl_version_code() >= _LISTS_PER_FUNCTION:
-                os.environ.update(nccl_per_function(told, context.forced))
+            lists = _nccl_version_code() >= _LISTS_PER_FUNCTION
+            os.environ.update(nccl_environment(context.forced, per_function=lists))
             self._log = NcclLogFile(os.environ)
         # Calibration sends one message at a time on purpose.
         warnings.filterwarnings("ignore", message=".*unbatched P2P op")

@@ -1,12 +1,14 @@
-"""What the MPI library that is loaded says of its own settings: control variables of MPI_T (MPI 4.1, chapter 15).
+"""The settings of the MPI library that is loaded, by its own account: control variables of MPI_T (MPI 4.1, chapter 15).
 
-Integers (with the names of enumerated values) and strings are read, which is what Open MPI's are.
+Integers (with the names of enumerated values) and strings are read, which is what Open MPI's are; integers are written.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from commbench.provenance.sources import ROOT, read
@@ -45,16 +47,27 @@ class MpiVariables:
         index = ctypes.c_int()
         if self._library.MPI_T_cvar_get_index(name.encode(), ctypes.byref(index)) != _SUCCESS:
             return None
-        handle, count = ctypes.c_void_p(), ctypes.c_int()
-        self._check(self._library.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(handle), ctypes.byref(count)))
-        try:
-            memory = ctypes.create_string_buffer(max(_MOST_VALUE, 8 * count.value))
+        with self._handle(index) as (handle, count):
+            memory = ctypes.create_string_buffer(max(_MOST_VALUE, 8 * count))
             self._check(self._library.MPI_T_cvar_read(handle, memory))
-        finally:
-            self._library.MPI_T_cvar_handle_free(ctypes.byref(handle))
-        if count.value > 1:
+        if count > 1:
             return memory.value.decode(errors="replace")
-        return self._named(self._information(index)[1], ctypes.c_int.from_buffer(memory).value)
+        value = ctypes.c_int.from_buffer(memory).value
+        return next((item for number, item in self._items(index) if number == value), str(value))
+
+    def write(self, name: str, value: str) -> None:
+        """Set an integer, by its item's name where it is enumerated; nothing happens where there is no such item.
+
+        Raises OSError for a variable that there is not or that cannot be set.
+        """
+        index = ctypes.c_int()
+        self._check(self._library.MPI_T_cvar_get_index(name.encode(), ctypes.byref(index)))
+        numbers = [number for number, item in self._items(index) if item == value]
+        if value.isdigit():
+            numbers.append(int(value))
+        if numbers:
+            with self._handle(index) as (handle, _):
+                self._check(self._library.MPI_T_cvar_write(handle, ctypes.byref(ctypes.c_int(numbers[0]))))
 
     def names(self, pattern: str) -> tuple[str, ...]:
         """The variables whose whole name matches a regular expression."""
@@ -76,20 +89,31 @@ class MpiVariables:
         )  # fmt: skip
         return (name.value.decode(errors="replace") if code == _SUCCESS else None), items
 
-    def _named(self, items: ctypes.c_void_p, value: int) -> str:
+    @contextmanager
+    def _handle(self, index: ctypes.c_int) -> Iterator[tuple[ctypes.c_void_p, int]]:
+        handle, count = ctypes.c_void_p(), ctypes.c_int()
+        self._check(self._library.MPI_T_cvar_handle_alloc(index, None, ctypes.byref(handle), ctypes.byref(count)))
+        try:
+            yield handle, count.value
+        finally:
+            self._library.MPI_T_cvar_handle_free(ctypes.byref(handle))
+
+    def _items(self, index: ctypes.c_int) -> list[tuple[int, str]]:
+        """The values of an enumerated variable with their names; none of another."""
+        _, items = self._information(index)
         if not items.value:
-            return str(value)
+            return []
         count, length = ctypes.c_int(), ctypes.c_int(_MOST_NAME)
         name = ctypes.create_string_buffer(_MOST_NAME)
         self._check(self._library.MPI_T_enum_get_info(items, ctypes.byref(count), name, ctypes.byref(length)))
+        found = []
         for item in range(count.value):
             number, length = ctypes.c_int(), ctypes.c_int(_MOST_NAME)
             self._check(
                 self._library.MPI_T_enum_get_item(items, item, ctypes.byref(number), name, ctypes.byref(length))
             )
-            if number.value == value:
-                return name.value.decode(errors="replace")
-        return str(value)
+            found.append((number.value, name.value.decode(errors="replace")))
+        return found
 
     @staticmethod
     def _check(code: int) -> None:

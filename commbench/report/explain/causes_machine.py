@@ -27,6 +27,8 @@ STOLEN = 0.1
 UNSTEADY = 1.5  # third quartile over first, of small messages
 BIMODAL = 2.0  # the same for times of any size: noise of scheduling alone stays below
 LONG_ROW = 3
+SCHEDULING_S = 0.02  # waiting for a processor takes a few time slices of 3 or 4 ms
+IDLE = 0.5  # of the processors' time in use: so far nobody waits for one
 FORCED_FACTOR = 1.25  # a setting that is known to be there needs less to be believed
 WASTE_BYTES = 256 << 10  # below, headers and acknowledgements count too
 
@@ -163,9 +165,15 @@ def moves_more_bytes(curve: Curve) -> Finding | None:
 
 
 def unsteady_times(curve: Curve) -> Finding | None:
-    """Quartiles far apart, or launches or passes that differ, at many sizes in a row."""
-    spread = curve.in_a_row(lambda spot: spot.spread >= BIMODAL, LONG_ROW)
-    between = curve.in_a_row(lambda spot: (spot.over_launches or 1.0) >= BIMODAL, LONG_ROW)
+    """Quartiles far apart, or launches or passes that differ, at many sizes in a row; by more than scheduling explains."""
+    facts = [host for setup in curve.setups for host in setup.facts]
+    idle = bool(facts) and all(host.busy is not None and host.busy < IDLE for host in facts)
+
+    def apart(spot: Spot, ratio: float) -> bool:
+        return ratio >= BIMODAL and (idle or (ratio - 1) * (spot.p25 or spot.seconds) >= SCHEDULING_S)
+
+    spread = curve.in_a_row(lambda spot: apart(spot, spot.spread), LONG_ROW)
+    between = curve.in_a_row(lambda spot: apart(spot, spot.over_launches or 1.0), LONG_ROW)
     spots = max(spread, between, key=len)
     if not spots:
         return None

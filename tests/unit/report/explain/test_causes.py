@@ -273,7 +273,7 @@ def both_ways(factor: float) -> Link:
     return Link(latency_s=40e-6, seconds_per_byte=USUAL, table=table, exchange=slow, shift=slow)
 
 
-@pytest.mark.parametrize(("factor", "expected"), [(2.0, "half duplex link (medium)"), (1.4, "none")])
+@pytest.mark.parametrize(("factor", "expected"), [(2.0, "half duplex link (medium)"), (1.7, "none"), (1.4, "none")])
 def test_half_duplex(lab: Any, links: Links, factor: float, expected: str) -> None:
     assert lab.verdict(links=replace(links, other_host=both_ways(factor))).startswith(expected)
 
@@ -303,7 +303,12 @@ def test_times_that_come_in_two_heights(lab: Any) -> None:
         assert point.time_s
         point.time_p25_s, point.time_p75_s = point.time_s / 2, 1.2 * point.time_s
 
-    assert lab.verdict(change=bimodal).startswith("unsteady times (medium): third quartile over the first: up to 2.4")
+    said = lab.verdict(change=bimodal, busy=0.3)
+    assert said.startswith("unsteady times (medium): third quartile over the first: up to 2.4")
+    large = {"sizes": (1 << 20, 1 << 22, 1 << 24), "collectives": ("all_reduce",)}
+    assert lab.verdict(change=bimodal, busy=0.8, **large).startswith("unsteady times")
+    # On processors that are in use, less than a few time slices says nothing.
+    assert lab.verdict(change=bimodal, busy=0.8).startswith("none")
 
 
 def test_launches_that_differ(lab: Any) -> None:
@@ -312,7 +317,7 @@ def test_launches_that_differ(lab: Any) -> None:
     def change(point: Point) -> None:
         slowed(1 << 30, next(factors))(point)
 
-    said = lab.verdict(change=change, launches=2)
+    said = lab.verdict(change=change, launches=2, busy=0.3)
     assert said.startswith("unsteady times (medium): slowest over the fastest launch or pass: up to 3.0, at 7 sizes")
 
 
