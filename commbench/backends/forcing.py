@@ -203,7 +203,9 @@ def model_of(backend: str, case: Case, settings: Mapping[str, str]) -> Known | N
 
 
 def _gloo(case: Case) -> Known | None:
-    """torch's gloo: it has one algorithm each, but all_to_all, gather, scatter and reduce are none of ours."""
+    """torch's gloo: it has one algorithm each. Not ours are gather, scatter and reduce, all_to_all, which posts all its
+    messages at once, and broadcast, which sends to all children of a binomial tree at once: its first child must wait.
+    """
     n = case.ranks
     if case.collective in ("all_reduce", "reduce_scatter"):  # the latter is done by an all_reduce
         # Each rank's part goes round in two segments or more, one after the other, to the rank before.
@@ -211,7 +213,7 @@ def _gloo(case: Case) -> Known | None:
     if case.collective == "all_gather":
         return _known("all_gather", "ring")
     if case.collective == "broadcast":
-        return _doubling_tree(case)
+        return _known("broadcast", "binomial_tree") if n == 2 else None
     return _known("barrier", "dissemination") if case.collective == "barrier" else None
 
 
@@ -251,7 +253,7 @@ def _open_mpi_all_reduce(case: Case, settings: Mapping[str, str]) -> Known | Non
         return _known("all_reduce", "recursive_doubling")
     if name == "rabenseifner" and n & (n - 1) == 0 and case.elements >= n:
         # The first exchange, of half the message, is between neighbours; ours is between the two halves of the ranks.
-        return _known("all_reduce", "halving_doubling", order=_bits_reversed(n, 0))
+        return _known("all_reduce", "halving_doubling", order=_bits_reversed(n))
     return None
 
 
@@ -262,16 +264,10 @@ def _open_mpi_tree(case: Case, settings: Mapping[str, str]) -> Known | None:
             return None  # in unequal pieces, or more than are worth simulating
         order = _backwards(n, root) if case.collective == "reduce" else ()
         return _known(case.collective, "ring", order=order, pieces=case.elements // segment)
-    if case.elements > segment:
+    # A broadcast sends to all children at once, so that the first of them, which has most to do, must wait.
+    if case.elements > segment or (case.collective == "broadcast" and n > 2):
         return None
-    return _known("reduce", "binomial_tree") if case.collective == "reduce" else _doubling_tree(case)
-
-
-def _doubling_tree(case: Case) -> Known | None:
-    """A binomial tree in which the ranks that have the message double from the root's neighbour on: each tells the one
-    that lies as far off as there are. Ours halves the distance, which is the same with ranks' bits reversed."""
-    n = case.ranks
-    return _known("broadcast", "binomial_tree", order=_bits_reversed(n, case.root)) if n & (n - 1) == 0 else None
+    return _known(case.collective, "binomial_tree")
 
 
 def _known(collective: str, algorithm: str, *, pieces: int = 1, order: tuple[int, ...] = ()) -> Known:
@@ -295,10 +291,10 @@ def _backwards(ranks: int, root: int) -> tuple[int, ...]:
     return tuple((root - r) % ranks for r in range(ranks))
 
 
-def _bits_reversed(ranks: int, root: int) -> tuple[int, ...]:
+def _bits_reversed(ranks: int) -> tuple[int, ...]:
     """``ranks`` is a power of two."""
     bits = ranks.bit_length() - 1
-    return tuple((root + int(f"{r:0{bits}b}"[::-1], 2)) % ranks for r in range(ranks))
+    return tuple(int(f"{r:0{bits}b}"[::-1], 2) for r in range(ranks))
 
 
 def note_of(backend: str, case: Case, settings: Mapping[str, str]) -> str | None:

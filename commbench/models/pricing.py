@@ -222,7 +222,9 @@ class _Run:
                 if side >= ranks:
                     longer = cost.nic
                 else:
-                    longer = cost.exchange if other.source == route.target and other.target == route.source else cost.shift
+                    longer = (
+                        cost.exchange if other.source == route.target and other.target == route.source else cost.shift
+                    )
                 if longer:
                     delay = longer * (both / occupied if both < occupied else 1.0)
                     finished += delay

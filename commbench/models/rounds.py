@@ -93,7 +93,9 @@ class Machine:
             sender, receiver = self._slowest
             if sender == receiver:
                 receiver = _ANY[1]
-            found = self._known[crossing, size] = message_cost(self.links, sender, receiver if crossing else sender, size)
+            found = self._known[crossing, size] = message_cost(
+                self.links, sender, receiver if crossing else sender, size
+            )
         return found
 
     def message_s(

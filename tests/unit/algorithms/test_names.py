@@ -8,14 +8,16 @@ from commbench.algorithms.names import check_algorithms, expand_algorithms
 
 
 def test_names_are_kept_once_and_in_order() -> None:
-    assert check_algorithms(["own:ring/2", "library", "own:ring/2"], ("broadcast",)) == ("own:ring/2", "library")
+    names = ["own:ring/2", "library", "own:ring/2", "pipeline"]
+    assert check_algorithms(names, ("broadcast",), ("mpi",)) == ("own:ring/2", "library", "pipeline")
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("librari", "did you mean 'library'"),
-        ("ring", "unknown algorithm 'ring': did you mean 'own:ring'"),
+        ("rings", "unknown algorithm 'rings': did you mean 'own:ring'"),
+        ("ring", "'ring' can be forced on mpi and nccl only, not on gloo"),
         ("own:rings", "did you mean 'own:ring'"),
         ("own:bruck", "known are own:binomial_tree, own:double_binary_tree, own:halving_doubling, own:hierarchical, "),
         ("own:ring/many", "write own:NAME"),
@@ -23,7 +25,7 @@ def test_names_are_kept_once_and_in_order() -> None:
 )
 def test_others_are_refused(name: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        check_algorithms([name], ("all_reduce",))
+        check_algorithms([name], ("all_reduce",), ("gloo",))
 
 
 def test_all_means_what_each_collective_has() -> None:

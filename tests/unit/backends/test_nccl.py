@@ -480,3 +480,63 @@ def test_a_file_that_the_user_names_is_read_and_stays(
     assert estimates(run) == pytest.approx({"all_reduce": BY_RING_AND_LL["all_reduce"]})
     assert (tmp_path / "graphs.xml").read_text() == GRAPHS
     assert run.points[0]["backend_settings"]["NCCL_GRAPH_DUMP_FILE"] == str(tmp_path / "graphs.xml")
+
+
+# -- algorithms that it is told to use -------------------------------------------------------------
+
+
+def forced(launch: Launch, monkeypatch: pytest.MonkeyPatch, algorithm: str, choice: str, **sweep: Any) -> list[Any]:
+    """The points of a sweep by one algorithm, of which NCCL says that it took ``choice``."""
+    monkeypatch.setenv("COMMBENCH_TEST_CHOICE", choice)
+    for name in ("NCCL_ALGO", "NCCL_PROTO"):
+        monkeypatch.delenv(name, raising=False)
+    run, _ = launch(gpus=RANKS, algorithms=(algorithm,), **{"timings": ("isolated",), **sweep})
+    assert run.exit_code == 0, run.outcome.line
+    return run.points
+
+
+def test_nccl_is_told_by_its_environment_and_its_log_is_read(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    monkeypatch.setenv("NCCL_DEBUG_SUBSYS", "INIT")
+    collectives = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
+    points = forced(
+        launch, monkeypatch, "ring:ll", "RING LL", collectives=collectives, timings=("isolated", "streamed")
+    )
+    skipped = [point for point in points if point["status"] == "skipped"]
+    assert {(point["collective"], point["reason"]) for point in skipped} == {
+        ("all_to_all", "nccl cannot be told by which algorithm to do all_to_all")
+    }
+    measured = [point for point in points if point["status"] != "skipped"]
+    assert {(point["status"], point["protocol"], point["launch"]) for point in measured} == {("ok", "ll", 1)}
+    assert not [point["note"] for point in measured if "NCCL took" in point["note"]]
+    for point in measured:
+        settings = point["backend_settings"]
+        lists = [f"{name}:Ring" for name in ("allreduce", "allgather", "reducescatter", "broadcast", "reduce")]
+        assert settings["NCCL_ALGO"] == ";".join(lists)
+        assert settings["NCCL_PROTO"] == settings["NCCL_ALGO"].replace("Ring", "LL")
+        assert (settings["NCCL_DEBUG"], settings["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,TUNING")
+        assert "NCCL_DEBUG_FILE" not in settings
+    assert list(scratch.iterdir()) == []
+
+
+def test_what_nccl_took_instead_is_told(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    (point,) = forced(launch, monkeypatch, "tree", "RING SIMPLE", collectives=("all_reduce",))
+    assert (point["status"], point["protocol"]) == ("ok", "simple")
+    assert point["note"].startswith("asked for tree, NCCL took ring:simple; ")
+
+
+def test_a_log_that_says_nothing_is_told(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    (point,) = forced(launch, monkeypatch, ":simple", "", collectives=("all_reduce",))
+    assert (point["status"], point["protocol"]) == ("ok", None)
+    assert point["note"].startswith("asked for :simple; NCCL's log does not say what it took; ")
+
+
+def test_before_2_24_nccl_takes_one_list_for_all(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMBENCH_TEST_NCCL", "2.23.4")
+    (point,) = forced(launch, monkeypatch, "ring:ll", "RING LL", collectives=("all_reduce",))
+    settings = point["backend_settings"]
+    assert (settings["NCCL_ALGO"], settings["NCCL_PROTO"]) == ("Ring", "LL")

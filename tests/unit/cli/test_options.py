@@ -116,7 +116,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("op", "summ", "unknown reduce op 'summ': did you mean 'sum'?"),
     ("placement", "inn", "unknown placement 'inn': did you mean 'in'?"),
     ("algorithm", "own:rin", "unknown algorithm 'own:rin': did you mean 'own:ring'?"),
-    ("algorithm", "tree", "unknown algorithm 'tree': "),
+    ("algorithm", "tree", "algorithm 'tree' can be forced on nccl only, not on gloo or mpi: "),
     ("algorithm", "own:ring/0", "'own:ring/0' is not an algorithm: write own:NAME, or own:NAME/8 for 8 pieces"),
     ("group", "wold", "unknown group 'wold': did you mean 'world'?"),
     ("group", "pair:1", "unknown group 'pair:1': did you mean 'pair:A-B'?"),

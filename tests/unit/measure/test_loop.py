@@ -180,11 +180,11 @@ def test_the_precision_that_is_claimed_is_that_of_the_result(bench: Bench) -> No
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_the_limit_ends_a_case_that_does_not_settle(bench: Bench, streamed: bool) -> None:
-    rule = StoppingRule(precision=1e-9, limit_s=0.2, limit_name="budget")
+    rule = StoppingRule(precision=1e-9, limit_s=1.0, limit_name="budget")
     began = time.monotonic()
     found = bench.run(rule=rule, streamed=streamed).found
     assert found.stop == "budget"
-    assert 0.2 <= time.monotonic() - began < 5
+    assert 1.0 <= time.monotonic() - began < 20
     assert found.summary.count >= 5
 
 

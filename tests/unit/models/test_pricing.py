@@ -110,15 +110,15 @@ def test_a_nic_with_several_ranks_behind_it() -> None:
     links = Links(same_host=FAST, other_host=NETWORK.other_host, nic=((SIZE, 1.25 * MOVE),))
     shift = build("send_recv", "ring", 4)
     assert price(shift, SIZE, (0, 1, 0, 1), links) == pytest.approx(ALPHA + 2 * 1.25 * MOVE, rel=1e-12)
-    wide = Links(same_host=FAST, other_host=NETWORK.other_host, nic=((SIZE, 0.5 * MOVE),), nic_seconds_per_byte=BETA / 2)
+    wide = Links(
+        same_host=FAST, other_host=NETWORK.other_host, nic=((SIZE, 0.5 * MOVE),), nic_seconds_per_byte=BETA / 2
+    )
     assert price(shift, SIZE, (0, 1, 0, 1), wide) == pytest.approx(ALPHA + MOVE, rel=1e-12)
 
 
 def test_overheads_of_small_messages_take_turns() -> None:
     link = Link(latency_s=ALPHA, overhead_s=ALPHA / 4, seconds_per_byte=0.0)
-    scatter = from_rounds(
-        "scatter", "linear", 4, [[Message(0, rank, (Block(0, rank, 0),)) for rank in (1, 2, 3)]]
-    )
+    scatter = from_rounds("scatter", "linear", 4, [[Message(0, rank, (Block(0, rank, 0),)) for rank in (1, 2, 3)]])
     assert price(scatter, 32, (0, 1, 2, 3), Links(other_host=link)) == pytest.approx(ALPHA * 1.5, rel=1e-12)
 
 

@@ -12,7 +12,9 @@ HEAD = "Inter-|   Receive   |  Transmit\n face |bytes packets | bytes packets\n"
 IB = "sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data"
 
 
-def machine(root: Path, sent: dict[str, int], *, hardware: tuple[str, ...] = (), files: dict[str, str] | None = None) -> Path:
+def machine(
+    root: Path, sent: dict[str, int], *, hardware: tuple[str, ...] = (), files: dict[str, str] | None = None
+) -> Path:
     """``sent``: transmitted bytes by interface; those of ``hardware`` have a device."""
     lines = [f"{name:>6}: 9999999 1 0 0 0 0 0 0 {count} 1 0 0 0 0 0 0\n" for name, count in sent.items()]
     written = {"proc/net/dev": HEAD + "".join(lines)} | {f"sys/class/net/{name}/type": "1\n" for name in sent}

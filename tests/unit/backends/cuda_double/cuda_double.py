@@ -5,7 +5,8 @@ early, or never waits, gets what it deserves. Refused is what ProcessGroupNCCL r
 types, getNcclReduceOp, check_gpu_single_tensor, "not on device passed to init_process_group"). Every call is written,
 in order, to COMMBENCH_TEST_CUDA/rank-N.jsonl. COMMBENCH_TEST_GPUS says how many GPUs each rank sees,
 COMMBENCH_TEST_BOUND that they are the rank's own, COMMBENCH_TEST_NCCL which version NCCL has, COMMBENCH_TEST_GRAPHS what
-a communicator of all ranks leaves in NCCL_GRAPH_DUMP_FILE (initTransportsRank: its first rank writes).
+a communicator of all ranks leaves in NCCL_GRAPH_DUMP_FILE (initTransportsRank: its first rank writes),
+COMMBENCH_TEST_CHOICE which algorithm and protocol it logs for every call.
 """
 
 import json
@@ -55,8 +56,28 @@ def enqueue(call, tensors, act, op=None, **facts):
             raise TypeError(f"Input tensor data type is not supported for NCCL process group: {tensor.dtype}")
     if op is not None and op not in NCCL_OPS:
         raise ValueError(f"Cannot use {op} with NCCL")
-    record(call, sizes=[tensor.numel() * tensor.element_size() for tensor in tensors], **facts)
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    record(call, sizes=sizes, **facts)
+    log_choice(call, sizes)
     queue.append(act)
+
+
+# What NCCL calls an operation in its log, and whose size it gives: from 2.24 on one rank's part.
+LOGGED = {
+    "all_reduce": ("AllReduce", 0), "all_gather_single": ("AllGather", 1), "reduce_scatter_single": ("ReduceScatter", 0),
+    "broadcast": ("Broadcast", 0), "reduce": ("Reduce", 0),
+}  # fmt: skip
+
+
+def log_choice(call, sizes):
+    """The line that the first rank's NCCL writes for a call with NCCL_DEBUG=INFO and the subsystem TUNING."""
+    path, choice = os.environ.get("NCCL_DEBUG_FILE"), os.environ.get("COMMBENCH_TEST_CHOICE")
+    wanted = os.environ.get("NCCL_DEBUG") == "INFO" and "TUNING" in os.environ.get("NCCL_DEBUG_SUBSYS", "").split(",")
+    if path and choice and wanted and call in LOGGED and RANK == 0:
+        (name, part), (algorithm, protocol) = LOGGED[call], choice.split()
+        text = f"{name}: {sizes[part]} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{0..1}}"
+        with open(path, "a") as file:
+            file.write(f"node0:17:17 [0] NCCL INFO {text}\n")
 
 
 def averaged(op, output, group, act):
