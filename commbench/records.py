@@ -104,13 +104,15 @@ class Point:
     steal_s: float | None = None
     beyond_bound: bool | None = None
     late_starts: bool | None = None
-    start: str | None = None  # how iterations were started together: "clock", "barrier", "none"
+    start: str | None = None  # how iterations were started together: "clock", "barrier", "stream"
     note: str | None = None
     batch: int | None = None  # operations that one sample times: 1 isolated, many streamed
     predicted_s: float | None = None  # the model of the very algorithm that was carried out, where it is known
     prediction_error: float | None = None  # measured / predicted - 1
     schedule_bytes: float | None = None  # what that algorithm sends between hosts; wire_bytes is what left them
     nccl_estimate_s: float | None = None  # NCCL's own tuner's: neither a bound nor a prediction
+    host_s: float | None = None  # host's time an operation: the loop's own, or of starting it where a device does it
+    time_shortest_s: float | None = None  # of the rank that was inside the shortest, where devices keep the time
     pass_index: int = 0  # soak runs measure the same case again and again
 
     def to_json(self) -> str:

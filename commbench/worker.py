@@ -398,6 +398,7 @@ class _Worker:
     def _settings(self, backend: Backend, case: Case) -> Any:
         from commbench.measure.loop import Settings
         from commbench.measure.stopping import StoppingRule
+        from commbench.measure.timed import PythonLoop
 
         left = max(0.0, self.ends - time.monotonic()) / max(1, self.left)
         limit, name = min((self.sweep.max_time_s, "max_time"), (left, "budget"))
@@ -409,7 +410,8 @@ class _Worker:
             ),
             deadline_s=self.sweep.deadline_s, common_clock=one_host, spin=self.spin,
             barrier=None if one_host else self._barrier(backend, case),
-            count_sent=not one_host, sent_bytes=None if one_host else self._sent_bytes(),
+            loop=backend.loop(case) or PythonLoop(), count_sent=not one_host,
+            sent_bytes=None if one_host else self._sent_bytes(),
         )  # fmt: skip
 
     def _sent_bytes(self) -> Any:

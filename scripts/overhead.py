@@ -38,7 +38,7 @@ def compare() -> None:
     from commbench.backends.mpi import MPI, Mpi
     from commbench.cases import Layout, Sweep
     from commbench.measure.data import Pattern
-    from commbench.measure.timed import Start, run_streamed
+    from commbench.measure.timed import PythonLoop, Start
 
     comm = MPI.COMM_WORLD
     backend = Mpi()
@@ -54,7 +54,7 @@ def compare() -> None:
         )
     )
     sweep = Sweep(backends=("mpi",), collectives=("all_reduce",), sizes=SIZES, timings=("streamed",))
-    begin = Start(beat=lambda phase, iteration: None, base_ns=0)
+    begin = Start(beat=lambda phase, iteration: None, starts_ns=(0,))
     if comm.rank == 0:
         print(f"{'bytes':>9} {'plain loop':>12} {'commbench':>12} {'ratio':>7}  {'P10-P90 of the ratio':>20}")
     for case in sweep.expand(Layout(hosts=("here",) * comm.size)):
@@ -79,7 +79,7 @@ def compare() -> None:
             for mine in (True, False) if block % 2 else (False, True):
                 comm.Barrier()
                 if mine:
-                    stamps = run_streamed([operation], calls, 0, begin)
+                    stamps = PythonLoop().streamed([operation], calls, 0, begin).stamps
                     ours.append((stamps[0, 1] - stamps[0, 0]) / calls / 1e9)
                 else:
                     first = time.perf_counter()

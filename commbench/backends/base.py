@@ -14,6 +14,7 @@ import numpy as np
 from commbench.cases import Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Bytes, Messenger, Operation
+from commbench.measure.timed import Loop
 
 
 class BackendError(RuntimeError):
@@ -78,6 +79,12 @@ class Backend(Protocol):
 
     def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
         """This rank's operation, on fresh buffers. ``members`` includes this rank and has been joined."""
+
+    def loop(self, case: Case) -> Loop | None:
+        """What times this case's operations, prepared so that nothing is made in timed code; None: a Python loop does.
+
+        Asked once the case's operations have been made, and the same kind on every rank.
+        """
 
     def messenger(self, members: tuple[int, ...]) -> Messenger:
         """Messages within a group that has been joined, of which this rank is one."""

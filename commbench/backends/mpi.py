@@ -16,6 +16,7 @@ from commbench.backends.forcing import OPEN_MPI, TUNED_PRIORITY, open_mpi_settin
 from commbench.cases import DTYPES, Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Bytes, Operation, Post
+from commbench.measure.timed import Loop
 from commbench.provenance.mpi_variables import MpiVariables, find_mpi_library
 
 # mpi4py asks for MPI_THREAD_MULTIPLE by default, which made the same loop a third slower; one thread calls MPI here.
@@ -113,6 +114,9 @@ class Mpi:
 
     def operation(self, case: Case, members: tuple[int, ...], pattern: Pattern) -> Operation:
         return _build(case, self._comms[members], pattern)
+
+    def loop(self, case: Case) -> Loop | None:
+        return None
 
     def messenger(self, members: tuple[int, ...]) -> MpiMessenger:
         return MpiMessenger(self._comms[members])

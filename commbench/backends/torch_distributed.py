@@ -20,6 +20,7 @@ from commbench.backends.forcing import nccl_environment, nccl_function, nccl_nam
 from commbench.cases import Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Operation, Post
+from commbench.measure.timed import Loop
 from commbench.models.nccl import NcclInputs, nccl_estimate
 from commbench.provenance.env import collect_env
 from commbench.provenance.nccl_choices import NcclLogFile
@@ -120,6 +121,9 @@ class _TorchDistributed:
     ) -> Operation:
         """The operation that ``call`` performs on tensors of bytes that hold this rank's input and output."""
         raise NotImplementedError
+
+    def loop(self, case: Case) -> Loop | None:
+        return None
 
     def messenger(self, members: tuple[int, ...]) -> TorchMessenger:
         raise NotImplementedError

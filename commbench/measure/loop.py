@@ -22,7 +22,7 @@ from commbench.measure.data import Pattern
 from commbench.measure.operation import Operation
 from commbench.measure.ranks import Iterations, combine, joined, well_started
 from commbench.measure.stopping import StoppingRule
-from commbench.measure.timed import Start, run_isolated, run_streamed
+from commbench.measure.timed import Loop, PythonLoop, Round, Start
 from commbench.stats.summary import Summary, summarise_times
 
 WARMUP_ROUNDS = 6
@@ -40,7 +40,8 @@ MAX_BATCH = 20_000
 class Settings:
     """How to measure. ``common_clock``: all ranks read one clock. ``spin``: every rank has a core of its own.
 
-    ``barrier`` starts iterations together where clocks differ; every rank of the world takes part in it.
+    ``barrier`` starts iterations together where clocks differ; every rank of the world takes part in it. ``loop`` does
+    the timing, the same kind on every rank.
     ``count_sent``: hosts count what they send, each by the ``sent_bytes`` of one of its ranks.
     """
 
@@ -50,6 +51,7 @@ class Settings:
     common_clock: bool
     spin: bool
     barrier: Operation | None = None
+    loop: Loop = field(default_factory=PythonLoop)
     count_sent: bool = False
     sent_bytes: Callable[[], int] | None = None
 
@@ -57,8 +59,9 @@ class Settings:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """What rank 0 knows in the end. ``stamps[rank, iteration] = (start, end)`` in ns; ``kept`` marks iterations that
-    count; ``batch`` operations make one iteration (1 when isolated). ``summary`` is per operation, as is
-    ``wire_bytes``, what all hosts sent, None where nobody counted."""
+    count; ``batch`` operations make one iteration (1 when isolated). ``summary`` is per operation, as are
+    ``wire_bytes``, what all hosts sent, None where nobody counted, and ``host_s``, for which the slowest rank's host was
+    busy beside a device that did the operation. ``overhead_s``: what the loop adds to one, on the slowest rank."""
 
     summary: Summary
     iterations: Iterations
@@ -71,6 +74,8 @@ class Measured:
     stop: str
     start: str
     wire_bytes: float | None = None
+    host_s: float | None = None
+    overhead_s: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -165,14 +170,15 @@ def measure(
                 break
             count = plan["count"]
             control.expect(max(settings.deadline_s, 100 * plan["expected_s"]), f"measuring {doing}")
-            values, stamps = _round(rank, plan)
-            gathered = control.gather(values, stamps.tobytes())
+            values, done = _round(rank, plan)
+            gathered = control.gather(values, done.stamps.tobytes())
             if head and gathered is not None:
                 head.learn(plan, gathered)
     finally:
         gc.enable()
     wire_bytes = rank.wire_bytes() if settings.count_sent else None
-    return head.result(plan["stop"], wire_bytes) if head else None
+    overhead_s: float = control.agree(settings.loop.overhead_s(), max)
+    return head.result(plan["stop"], wire_bytes, overhead_s) if head else None
 
 
 def _warm_up(rank: _Rank, doing: str) -> float:
@@ -194,7 +200,7 @@ def _warm_up(rank: _Rank, doing: str) -> float:
     return max(seconds, 1e-7)
 
 
-def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], NDArray[np.int64]]:
+def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], Round]:
     control, settings = rank.control, rank.settings
     checked = frozenset(plan["check"])
     control.beat("preparing", plan["first"])
@@ -205,17 +211,22 @@ def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], NDArray[n
     rank.start_counting()
     base_ns = control.share(now_ns() + plan["lead_ns"])
     ready = time.perf_counter()
+    starts = 1 if settings.streamed else plan["count"]
     start = Start(
-        base_ns=base_ns, spacing_ns=plan["spacing_ns"], spin=settings.spin, barrier=settings.barrier, beat=control.beat,
+        starts_ns=base_ns + plan["spacing_ns"] * np.arange(starts), spin=settings.spin, barrier=settings.barrier,
+        beat=control.beat,
     )  # fmt: skip
-    run = run_streamed if settings.streamed else run_isolated
-    stamps = run(rank.operations, plan["count"], plan["first"], start)
+    run = settings.loop.streamed if settings.streamed else settings.loop.isolated
+    found = run(rank.operations, plan["count"], plan["first"], start)
     done = time.perf_counter()
     control.beat("checking", plan["first"])
     wrong = rank.count_wrong(checked)
-    values = {"wrong": wrong, "timed_s": done - ready, "check_s": time.perf_counter() - done + filled - began}
+    values = {
+        "wrong": wrong, "timed_s": done - ready, "check_s": time.perf_counter() - done + filled - began,
+        "host_s": found.host_s,
+    }  # fmt: skip
     control.beat("deciding", plan["first"])
-    return values, stamps
+    return values, found
 
 
 @dataclass(kw_only=True)
@@ -239,6 +250,12 @@ class _Head:
     checked: int = 0
     spread: float = 1.5
     batch: int = 1
+    host_s: list[float] = field(default_factory=list)
+
+    @property
+    def common_clock(self) -> bool:
+        """Whether the stamps of two ranks can be compared, and are."""
+        return self.settings.common_clock and not self.settings.streamed and not self.settings.loop.on_device
 
     def __post_init__(self) -> None:
         if self.settings.streamed:
@@ -302,8 +319,7 @@ class _Head:
     def learn(self, plan: dict[str, Any], gathered: list[tuple[Any, bytes]]) -> None:
         stamps = np.stack([np.frombuffer(blob, dtype=np.int64).reshape(-1, 2) for _, blob in gathered])
         values = [value for value, _ in gathered]
-        common = self.settings.common_clock and not self.settings.streamed
-        found = combine(stamps, self.groups, common_clock=common)
+        found = combine(stamps, self.groups, common_clock=self.common_clock)
         self.rounds.append(stamps)
         self.found.append(found)
         self.first += max(plan["count"], plan["sets"])
@@ -312,6 +328,7 @@ class _Head:
         self.checked += len(plan["check"])
         self.timed_s += max(value["timed_s"] for value in values)
         self.check_s += max(value["check_s"] for value in values)
+        self.host_s += [max(value["host_s"] for value in values)] if values[0]["host_s"] is not None else []
         if not self.settings.streamed:
             self.estimate_s = max(1e-7, float(np.percentile(found.first, 90)))
             late = np.mean(found.skew > np.maximum(SAME_HOST_ERROR_S, 0.1 * found.time))
@@ -321,15 +338,18 @@ class _Head:
     def _kept(self) -> tuple[Iterations, NDArray[np.bool_], bool]:
         """All iterations, which of them count, and whether starts were late."""
         found = joined(self.found)
-        if self.settings.common_clock and not self.settings.streamed:
+        if self.common_clock:
             return found, *well_started(found, SAME_HOST_ERROR_S)
         return found, np.ones(len(found.time), dtype=bool), False
 
-    def result(self, stop: str, wire_bytes: float | None) -> Measured:
+    def result(self, stop: str, wire_bytes: float | None, overhead_s: float) -> Measured:
         found, kept, late = self._kept()
         start = "barrier" if self.settings.barrier is not None else "clock"
+        if self.settings.loop.on_device:
+            start = "stream"
         return Measured(
             summary=summarise_times(found.time[kept] / self.batch), iterations=found, kept=kept,
             stamps=np.concatenate(self.rounds, axis=1), batch=self.batch, late_starts=late, wrong=self.wrong,
-            verified=self.verified, stop=stop, start=start, wire_bytes=wire_bytes,
+            verified=self.verified, stop=stop, start=start, wire_bytes=wire_bytes, overhead_s=overhead_s,
+            host_s=float(np.median(self.host_s)) if self.host_s else None,
         )  # fmt: skip

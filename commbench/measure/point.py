@@ -65,6 +65,10 @@ def measured_point(
         point.skew_s = float(np.median(iterations.skew[kept]))
         point.time_first_s = float(np.median(iterations.first[kept]))
         point.late_starts = found.late_starts
+    if case.timing == "isolated" and found.start == "stream":
+        point.time_shortest_s = float(np.median(iterations.shortest[kept]))
+    point.host_s = found.overhead_s if found.host_s is None else found.host_s
+    point.host_bound = _host_bound(point.host_s, summary.median, found.host_s is not None)
     point.wire_bytes, point.protocol = found.wire_bytes, protocol
     point.start, point.note, point.steal_s, point.pass_index = found.start, note, steal_s, pass_index
     if not wrong:
@@ -72,6 +76,18 @@ def measured_point(
         _set_models(point, case, setting, model)
         point.nccl_estimate_s = nccl_estimate_s
     return point
+
+
+# From here on the number tells of the host more than of the library: what a loop adds to an operation, and how much of
+# a device's time the host needs to start one (beside which the device works, so nearly all of it must be gone).
+LOOP_SHARE = 0.05
+HOST_SHARE = 0.9
+
+
+def _host_bound(host_s: float | None, time_s: float, beside_device: bool) -> bool | None:
+    if host_s is None or not time_s:
+        return None
+    return host_s > (HOST_SHARE if beside_device else LOOP_SHARE) * time_s
 
 
 def _identity(case: Case, setting: Setting, started_utc: str) -> dict[str, Any]:

@@ -14,13 +14,15 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Iterations:
     """Per iteration, in seconds: ``time`` (last end - last start), ``first`` (last end - first start) and ``skew``
-    (their difference); the world rank that ended last; and the index of the slowest group."""
+    (their difference); the world rank that ended last; the index of the slowest group; and ``shortest``, the shortest time
+    that one of its ranks was inside."""
 
     time: Floats
     first: Floats
     skew: Floats
     last_rank: NDArray[np.int64]
     group: NDArray[np.int64]
+    shortest: Floats
 
 
 def combine(stamps: NDArray[np.int64], groups: tuple[tuple[int, ...], ...], *, common_clock: bool) -> Iterations:
@@ -35,7 +37,9 @@ def combine(stamps: NDArray[np.int64], groups: tuple[tuple[int, ...], ...], *, c
     skew = np.stack([skew for _, skew, _ in per_group])[slowest, columns]
     last = np.stack([np.asarray(groups[g])[last] for g, (_, _, last) in enumerate(per_group)])[slowest, columns]
     time = times[slowest, columns]
-    return Iterations(time=time, first=time + skew, skew=skew, last_rank=last, group=slowest)
+    inside = np.stack([(stamps[list(m), :, 1] - stamps[list(m), :, 0]).min(axis=0) for m in groups])
+    shortest = inside[slowest, columns] * 1e-9
+    return Iterations(time=time, first=time + skew, skew=skew, last_rank=last, group=slowest, shortest=shortest)
 
 
 def joined(parts: list[Iterations]) -> Iterations:
@@ -46,7 +50,7 @@ def joined(parts: list[Iterations]) -> Iterations:
 
     return Iterations(
         time=all_of("time"), first=all_of("first"), skew=all_of("skew"), last_rank=all_of("last_rank"),
-        group=all_of("group"),
+        group=all_of("group"), shortest=all_of("shortest"),
     )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def test_joined_is_what_combining_all_at_once_gives() -> None:
 def iterations(time_us: list[float], skew_us: list[float]) -> Iterations:
     time, skew = np.array(time_us) * 1e-6, np.array(skew_us) * 1e-6
     zeros = np.zeros(len(time), dtype=np.int64)
-    return Iterations(time=time, first=time + skew, skew=skew, last_rank=zeros, group=zeros)
+    return Iterations(time=time, first=time + skew, skew=skew, last_rank=zeros, group=zeros, shortest=time)
 
 
 @pytest.mark.parametrize(
