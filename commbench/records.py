@@ -113,6 +113,9 @@ class Point:
     nccl_estimate_s: float | None = None  # NCCL's own tuner's: neither a bound nor a prediction
     host_s: float | None = None  # host's time an operation: the loop's own, or of starting it where a device does it
     time_shortest_s: float | None = None  # of the rank that was inside the shortest, where devices keep the time
+    variant: str = ""  # the settings of --variant that its launch ran under, by name
+    clock_error_s: float | None = None  # how far two ranks' clocks may be apart, where hosts' clocks were fitted
+    preemptions: int | None = None  # times that a rank was put off its core while the case was measured, all ranks
     pass_index: int = 0  # soak runs measure the same case again and again
 
     def to_json(self) -> str:
