@@ -69,12 +69,8 @@ class Executor:
         memory = _Memory(own | self._shared, case.itemsize)
         calls = tuple(_prepare(action, memory, messenger, case) for action in plan.actions)
 
-        def run() -> None:
-            for call in calls:
-                call()
-
         return messenger.operation(
-            run, memory.of(plan.given), memory.of(plan.taken), not (in_place and case.spec.reduces)
+            calls, memory.of(plan.given), memory.of(plan.taken), not (in_place and case.spec.reduces)
         )
 
 

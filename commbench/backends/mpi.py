@@ -15,7 +15,7 @@ from commbench.backends.base import BackendError, Context, aligned
 from commbench.backends.forcing import OPEN_MPI, TUNED_PRIORITY, open_mpi_settings
 from commbench.cases import DTYPES, Case
 from commbench.measure.data import Pattern
-from commbench.measure.operation import Bytes, Operation, Post
+from commbench.measure.operation import Bytes, Operation, Post, in_order, rotate
 from commbench.measure.timed import Loop
 from commbench.provenance.mpi_variables import MpiVariables, find_mpi_library
 
@@ -24,6 +24,9 @@ mpi4py.rc.thread_level = "single"
 mpi4py.rc.finalize = False
 
 from mpi4py import MPI
+
+from commbench.backends.build import BuildError
+from commbench.backends.mpi_loop import Collective, Combine, CompiledLoop, Copy, MpiCompiled, Programs, Step, load
 
 _TYPES: dict[str, MPI.Datatype] = {
     "float64": MPI.DOUBLE, "float32": MPI.FLOAT, "int8": MPI.INT8_T, "uint8": MPI.UINT8_T, "int32": MPI.INT32_T,
@@ -53,6 +56,8 @@ class Mpi:
         self._joined: set[tuple[tuple[int, ...], ...]] = set()
         self._forced: Mapping[str, str] = {}
         self._read_back: dict[str, str] = {}
+        self._compiled: MpiCompiled | None = None
+        self._loop = "compiled"
 
     def start(self, context: Context) -> None:
         size, rank = self._world.Get_size(), self._world.Get_rank()
@@ -69,13 +74,25 @@ class Mpi:
         everyone = tuple(range(size))
         self._comms[everyone] = self._world
         self._joined.add((everyone,))
+        self._load_loop()
+
+    def _load_loop(self) -> None:
+        """The compiled loop, if every rank has it: what ranks are timed by must not differ."""
+        try:
+            self._compiled = load()
+        except BuildError as error:
+            self._loop = f"python: {error}"
+        everywhere = np.array([self._compiled is not None], dtype=np.int32)
+        self._world.Allreduce(MPI.IN_PLACE, everywhere, MPI.MIN)
+        if self._compiled is not None and not everywhere[0]:
+            self._compiled, self._loop = None, "python: another rank has no compiled loop"
 
     def version(self) -> str:
         return MPI.Get_library_version().partition("\n")[0].partition(", package")[0].strip("\0 ")
 
     def settings(self) -> dict[str, str]:
         level = "single" if MPI.Query_thread() == MPI.THREAD_SINGLE else str(MPI.Query_thread())
-        return {"thread_level": level, **self._read_back}
+        return {"thread_level": level, "loop": self._loop, **self._read_back}
 
     def why_not(self, case: Case) -> str | None:
         if case.reduce_op is not None and case.reduce_op not in _OPS:
@@ -116,10 +133,10 @@ class Mpi:
         return _build(case, self._comms[members], pattern)
 
     def loop(self, case: Case) -> Loop | None:
-        return None
+        return CompiledLoop(library=self._compiled) if self._compiled is not None and case.bytes < 2**31 else None
 
     def messenger(self, members: tuple[int, ...]) -> MpiMessenger:
-        return MpiMessenger(self._comms[members])
+        return MpiMessenger(self._comms[members], self._compiled)
 
     def why_not_reduce(self, dtype: str, op: str) -> str | None:
         if op not in _LOCAL_OPS:
@@ -185,42 +202,41 @@ def why_not_tuned(asked: str, operation: str, found: Mapping[str, str]) -> str |
 class MpiMessenger:
     """Persistent requests on host memory: all that MPI must know of a message, it is told before."""
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, compiled: MpiCompiled | None) -> None:
         self._comm = comm
+        self._compiled = compiled
 
     def buffer(self, size: int) -> Bytes:
         return aligned(size)
 
     def step(self, sends: Sequence[Post], receives: Sequence[Post]) -> Callable[[], Any]:
         comm = self._comm
-        return _Step(
-            [comm.Recv_init([post.memory, MPI.BYTE], post.peer, post.tag) for post in receives]
-            + [comm.Send_init([post.memory, MPI.BYTE], post.peer, post.tag) for post in sends]
-        )
+        requests = [comm.Recv_init([post.memory, MPI.BYTE], post.peer, post.tag) for post in receives]
+        requests += [comm.Send_init([post.memory, MPI.BYTE], post.peer, post.tag) for post in sends]
+        step = Step(requests=requests)
+        # mpi4py frees no request by itself.
+        weakref.finalize(step, _free, requests).atexit = False
+        return step
 
     def copy(self, target: Bytes, source: Bytes) -> Callable[[], Any]:
-        return partial(np.copyto, target, source)
+        return Copy(target=target, source=source)
 
     def reduce(self, target: Bytes, left: Bytes, right: Bytes, dtype: str, op: str) -> Callable[[], Any]:
-        return partial(_LOCAL_OPS[op], left.view(dtype), right.view(dtype), out=target.view(dtype))
+        return Combine(
+            target=target, left=left, right=right, dtype=dtype, ufunc=_LOCAL_OPS[op], type=_TYPES[dtype], op=_OPS[op]
+        )
 
     def finish(self) -> None:
         """Nothing is left under way when a step returns."""
 
-    def operation(self, call: Callable[[], Any], given: Bytes, taken: Bytes, repeatable: bool) -> Operation:
-        return Operation(run=call, enqueue=call, input=given, output=taken, repeatable=repeatable)
+    def operation(self, calls: Sequence[Callable[[], Any]], given: Bytes, taken: Bytes, repeatable: bool) -> Operation:
+        run = in_order(calls)
+        return Operation(run=run, enqueue=run, input=given, output=taken, repeatable=repeatable, program=calls)
 
-
-class _Step:
-    """Starts its requests and waits for all of them. mpi4py frees no request by itself."""
-
-    def __init__(self, requests: list[MPI.Prequest]) -> None:
-        self._requests = requests
-        weakref.finalize(self, _free, requests).atexit = False
-
-    def __call__(self) -> None:
-        MPI.Prequest.Startall(self._requests)
-        MPI.Request.Waitall(self._requests)
+    def repeat(self, sets: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[int], Any]:
+        if self._compiled is None:
+            return rotate(sets)
+        return Programs(self._compiled, sets).repeat  # type: ignore[arg-type]  # calls of this messenger
 
 
 def _free(requests: list[MPI.Prequest]) -> None:
@@ -234,7 +250,6 @@ def _build(case: Case, comm: MPI.Comm, pattern: Pattern) -> Operation:
     kind = _TYPES.get(case.dtype) or _CARRIERS[DTYPES[case.dtype].itemsize]
     item = case.itemsize
     rank, root = comm.Get_rank(), case.root
-    op = _OPS[case.reduce_op or "sum"]  # unused where nothing is reduced
     # MPI_Bcast knows one buffer only, whatever placement was asked for.
     if case.placement == "in" or case.collective == "broadcast":
         elements, source, target = pattern.in_place_slices()
@@ -246,46 +261,63 @@ def _build(case: Case, comm: MPI.Comm, pattern: Pattern) -> Operation:
         repeatable = case.collective not in ("all_reduce", "reduce_scatter") and not (
             case.collective == "reduce" and rank == root
         )
-        call = _in_place(case, comm, op, kind, buffer, rank)
+        give, take = _in_place(case, buffer, rank)
     else:
         given, taken = aligned(pattern.input_elements * item), aligned(pattern.output_elements * item)
         repeatable = True
-        call = _out_of_place(case, comm, op, [given, kind], [taken, kind], rank)
-    return Operation(run=call, enqueue=call, input=given, output=taken, repeatable=repeatable)
+        give, take = _out_of_place(case, given, taken, rank)
+    call = Collective(
+        name=case.collective, give=give, take=take, type=kind, comm=comm, root=root,
+        count=case.block_elements if case.collective in _BLOCKS else case.elements,
+        op=_OPS[case.reduce_op or "sum"],  # unused where nothing is reduced
+        to=(rank + 1) % comm.Get_size(), source=(rank - 1) % comm.Get_size(),
+    )  # fmt: skip
+    run = _mpi4py_call(call)
+    return Operation(run=run, enqueue=run, input=given, output=taken, repeatable=repeatable, program=(call,))
+
+
+# Those that MPI counts in elements of a block, one for each rank.
+_BLOCKS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 
 
 def _bytes_of(buffer: Bytes, elements: slice, item: int) -> Bytes:
     return buffer[elements.start * item : elements.stop * item]
 
 
-def _out_of_place(case: Case, comm: MPI.Comm, op: MPI.Op, give: Any, take: Any, rank: int) -> Callable[[], Any]:
+def _out_of_place(case: Case, given: Bytes, taken: Bytes, rank: int) -> tuple[Any, Any]:
+    """What the call is to be given as the buffer to send from and the one to receive into."""
     at_root = rank == case.root
-    size = comm.Get_size()
+    if case.collective in ("reduce", "gather"):
+        return given, taken if at_root else None
+    if case.collective == "scatter":
+        return given if at_root else None, taken
+    return given, taken
+
+
+def _in_place(case: Case, buffer: Bytes, rank: int) -> tuple[Any, Any]:
+    at_root = rank == case.root
+    here: Any = MPI.IN_PLACE
+    if case.collective in ("reduce", "gather"):
+        return (here, buffer) if at_root else (buffer, None)
+    if case.collective == "scatter":
+        return (buffer, here) if at_root else (None, buffer)
+    return here, buffer
+
+
+def _mpi4py_call(call: Collective) -> Callable[[], Any]:
+    comm, root, op = call.comm, call.root, call.op
+    give = [call.give, call.type] if isinstance(call.give, np.ndarray) else call.give
+    take = [call.take, call.type] if isinstance(call.take, np.ndarray) else call.take
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": partial(comm.Allreduce, give, take, op),
         "all_gather": partial(comm.Allgather, give, take),
         "reduce_scatter": partial(comm.Reduce_scatter_block, give, take, op),
         "all_to_all": partial(comm.Alltoall, give, take),
-        "reduce": partial(comm.Reduce, give, take if at_root else None, op, case.root),
-        "gather": partial(comm.Gather, give, take if at_root else None, case.root),
-        "scatter": partial(comm.Scatter, give if at_root else None, take, case.root),
-        "send_recv": partial(comm.Sendrecv, give, (rank + 1) % size, 0, take, (rank - 1) % size, 0),
+        "broadcast": partial(comm.Bcast, take, root),
+        "reduce": partial(comm.Reduce, give, take, op, root),
+        "gather": partial(comm.Gather, give, take, root),
+        "scatter": partial(comm.Scatter, give, take, root),
+        "send_recv": partial(comm.Sendrecv, give, call.to, 0, take, call.source, 0),
         "barrier": comm.Barrier,
     }
-    return calls[case.collective]
-
-
-def _in_place(case: Case, comm: MPI.Comm, op: MPI.Op, kind: Any, buffer: Bytes, rank: int) -> Callable[[], Any]:
-    at_root = rank == case.root
-    whole: Any = [buffer, kind]
-    here: Any = MPI.IN_PLACE
-    calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": partial(comm.Allreduce, here, whole, op),
-        "all_gather": partial(comm.Allgather, here, whole),
-        "reduce_scatter": partial(comm.Reduce_scatter_block, here, whole, op),
-        "broadcast": partial(comm.Bcast, whole, case.root),
-        "reduce": partial(comm.Reduce, here if at_root else whole, whole if at_root else None, op, case.root),
-        "gather": partial(comm.Gather, here if at_root else whole, whole if at_root else None, case.root),
-        "scatter": partial(comm.Scatter, whole if at_root else None, here if at_root else whole, case.root),
-    }
-    return calls[case.collective]
+    return calls[call.name]

@@ -1,11 +1,8 @@
-"""gloo and nccl through torch.distributed: the calls that training makes."""
+"""What gloo and nccl share: torch.distributed's calls, which are those that training makes."""
 
 from __future__ import annotations
 
-import ctypes
 import datetime
-import json
-import os
 import socket
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,16 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commbench.backends.base import BackendError, Context
-from commbench.backends.forcing import nccl_environment, nccl_function, nccl_name
+from commbench.backends.base import Context
 from commbench.cases import Case
 from commbench.measure.data import Pattern
-from commbench.measure.operation import Operation, Post
+from commbench.measure.operation import Operation, Post, in_order, rotate
 from commbench.measure.timed import Loop
-from commbench.models.nccl import NcclInputs, nccl_estimate
-from commbench.provenance.env import collect_env
-from commbench.provenance.nccl_choices import NcclLogFile
-from commbench.provenance.nccl_tuner import VARIABLE, GraphDump, nccl_variable, processor, tuner_inputs
 
 # The control plane has its own deadlines, which name ranks; torch's must not strike first.
 TIMEOUT = datetime.timedelta(hours=1)
@@ -42,14 +34,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 # In torch these calls have one tensor that is both input and output.
 _ONE_BUFFER = ("all_reduce", "broadcast", "reduce")
-# Of a sweep's types those that torch maps to no type of NCCL's (torch 2.13, NCCLUtils.hpp, ncclDataType).
-_NOT_IN_NCCL = ("uint32", "uint64")
-# NCCL's own words: "FP8 reduction support begins with sm90 capable devices".
-_FP8_REDUCTIONS = (9, 0)
-_LISTS_PER_FUNCTION = 22400  # NCCL 2.24 takes NCCL_ALGO for one function
 
 
-class _TorchDistributed:
+class TorchDistributed:
     """What gloo and nccl share. Tensors live on ``self.device``."""
 
     name = ""
@@ -180,221 +167,10 @@ class _TorchDistributed:
         return {}
 
 
-class Gloo(_TorchDistributed):
-    """gloo on host memory."""
-
-    name = "gloo"
-
-    def _prepare(self, context: Context) -> None:
-        # gloo would look the host's name up, and listen wherever that leads.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", context.interface)
-        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-
-    def settings(self) -> dict[str, str]:
-        return {"threads": str(torch.get_num_threads()), "interface": os.environ["GLOO_SOCKET_IFNAME"]}
-
-    def why_not(self, case: Case) -> str | None:
-        if case.reduce_op == "avg":
-            return "gloo has no reduce operation 'avg'"
-        return super().why_not(case)
-
-    def note(self, case: Case) -> str | None:
-        if case.collective == "reduce_scatter":
-            return "torch's gloo performs reduce_scatter by an all_reduce: it moves twice the bytes"
-        return super().note(case)
-
-    def _operation(
-        self, call: Callable[[], Any], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
-    ) -> Operation:
-        return Operation(run=call, enqueue=call, input=given.numpy(), output=taken.numpy(), repeatable=repeatable)
-
-    def messenger(self, members: tuple[int, ...]) -> TorchMessenger:
-        return TorchMessenger(self, members)
-
-
-class Nccl(_TorchDistributed):
-    """NCCL on one CUDA device a rank, timed by the host's clock: a time holds the launch and the wait for the device.
-
-    Calls are made without ``async_op``: torch enqueues them on the current stream, or on one of its own that the
-    current stream waits for, and the host goes on. Only a barrier makes the host wait.
-    """
-
-    name = "nccl"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._capability = (0, 0)  # the least of all ranks' devices
-        self._log: NcclLogFile | None = None
-        self._dump: GraphDump | None = None  # at rank 0
-        self._inputs_of: Callable[..., NcclInputs] | None = None
-        self._tuner: NcclInputs | str | None = None  # None until it is asked for
-
-    def _prepare(self, context: Context) -> None:
-        if not (torch.cuda.is_available() and dist.is_nccl_available()):
-            raise BackendError(
-                f"torch {torch.__version__} sees no GPU, or has no NCCL: install a CUDA build of torch and check "
-                "CUDA_VISIBLE_DEVICES"
-            )
-        count = torch.cuda.device_count()
-        # A launcher that binds GPUs shows each rank its own one only, as number 0.
-        index = context.local_rank if count > 1 else 0
-        if index >= count:
-            raise BackendError(
-                f"rank {context.rank} is local rank {index}, but its host has {count} GPUs: start at most one rank a GPU"
-            )
-        self.device = torch.device("cuda", index)
-        torch.cuda.set_device(self.device)
-        if context.forced:
-            lists = _nccl_version_code() >= _LISTS_PER_FUNCTION
-            os.environ.update(nccl_environment(context.forced, per_function=lists))
-            self._log = NcclLogFile(os.environ)
-        # Calibration sends one message at a time on purpose.
-        warnings.filterwarnings("ignore", message=".*unbatched P2P op")
-
-    def _compare(self, context: Context, store: Any) -> None:
-        """One device a rank: NCCL says of a shared one no more than "invalid usage"."""
-        mine = torch.cuda.get_device_properties(self.device)
-        store.set(f"device/{context.rank}", json.dumps([str(mine.uuid), mine.major, mine.minor, processor()]))
-        if context.rank == 0:
-            found = [json.loads(store.get(f"device/{rank}")) for rank in range(context.world)]
-            shared = _shared_device([(context.hosts[rank], device[0]) for rank, device in enumerate(found)])
-            store.set("devices", json.dumps([shared, *min(device[1:3] for device in found)]))
-            self._inputs_of = partial(
-                tuner_inputs, hosts=context.hosts,
-                capabilities=[10 * major + minor for _, major, minor, _ in found],
-                processors=[(architecture, vendor) for *_, (architecture, vendor) in found],
-            )  # fmt: skip
-        error, major, minor = json.loads(store.get("devices"))
-        if error:
-            raise BackendError(error)
-        self._capability = (major, minor)
-        # Not before: a start that fails above leaves no file behind.
-        if context.rank == 0 and torch.version.hip is None:  # RCCL's tuner is another one
-            self._dump = GraphDump(os.environ)
-
-    def _init_options(self) -> dict[str, Any]:
-        return {"device_id": self.device}
-
-    def version(self) -> str:
-        return f"NCCL {_nccl_version()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
-
-    def settings(self) -> dict[str, str]:
-        chosen = {k: v for k, v in collect_env(os.environ).items() if k.startswith(("NCCL_", "TORCH_NCCL_"))}
-        if self._log is not None:
-            chosen.pop("NCCL_DEBUG_FILE")
-        if self._dump is not None:
-            tuner = self._tuner_inputs(self._dump)
-            if self._dump.private:
-                chosen.pop(VARIABLE)
-            if isinstance(tuner, str):
-                chosen["nccl graphs"] = tuner
-        return {"device": torch.cuda.get_device_name(self.device), **chosen}
-
-    def _tuner_inputs(self, dump: GraphDump) -> NcclInputs | str:
-        """Those of the communicator of all ranks, or why there are none.
-
-        The first call, for ``settings``, reads the graphs: it must come before ``join``, since those of the next
-        communicator take their place.
-        """
-        if self._tuner is None:
-            assert self._inputs_of is not None
-            try:
-                self._tuner = self._inputs_of(dump.graphs())
-            except ValueError as error:
-                self._tuner = str(error)
-            if nccl_variable("NCCL_COLLNET_ENABLE") not in (None, "", "0"):
-                self._tuner = "do not tell whether NCCL_COLLNET_ENABLE is in effect"
-        return self._tuner
-
-    def estimate(self, case: Case, members: tuple[int, ...]) -> float | None:
-        tuner = None if self._dump is None else self._tuner_inputs(self._dump)
-        if not isinstance(tuner, NcclInputs) or members != tuple(range(tuner.ranks)):
-            return None
-        try:
-            return nccl_estimate(
-                case.collective, case.bytes, tuner, version=_nccl_version(), algo=nccl_variable("NCCL_ALGO"),
-                proto=nccl_variable("NCCL_PROTO"), dtype=case.dtype, reduce_op=case.reduce_op,
-            ).seconds  # fmt: skip
-        except ValueError:  # a version that is not modelled, or a list that NCCL refuses
-            return None
-
-    def why_not(self, case: Case) -> str | None:
-        if case.reduce_op in ("band", "bor", "bxor"):
-            return f"NCCL has no reduce operation {case.reduce_op!r}"
-        if case.dtype in _NOT_IN_NCCL:
-            return f"torch's NCCL has no type {case.dtype}"
-        if case.reduce_op and case.dtype.startswith("float8") and self._capability < _FP8_REDUCTIONS:
-            least = ".".join(map(str, self._capability))
-            return f"NCCL reduces {case.dtype} from compute capability 9.0 on, and a GPU of this job has {least}"
-        return super().why_not(case)
-
-    def note(self, case: Case) -> str | None:
-        timed = {
-            "isolated": "timed by the host's clock: launch and wait for the device are included",
-            "streamed": "timed by the host's clock: all launches and one wait for the device are included",
-        }[case.timing]
-        if case.collective == "barrier":
-            timed = "timed by the host's clock: torch's barrier makes the host wait for the device every time"
-        return "; ".join(filter(None, (timed, super().note(case))))
-
-    def chosen(self, case: Case) -> list[tuple[str, str]] | None:
-        if self._log is None:
-            return None
-        return sorted(
-            {
-                (nccl_name(choice.algorithm), nccl_name(choice.protocol))
-                for choice in self._log.choices()
-                if choice.function in (None, nccl_function(case.collective))
-                and choice.message_bytes(case.ranks) == case.bytes
-            }
-        )
-
-    def stop(self) -> None:
-        super().stop()
-        if self._log is not None:
-            self._log.close()
-        if self._dump is not None:
-            self._dump.close()
-
-    def _operation(
-        self, call: Callable[[], Any], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
-    ) -> Operation:
-        device = (given, taken)
-        host = [torch.empty(view.numel(), dtype=torch.uint8, pin_memory=True) for view in device]
-
-        def upload() -> None:
-            # The poisoned output goes first: in place, the input is a part of it.
-            device[1].copy_(host[1])
-            device[0].copy_(host[0])
-
-        def run() -> None:
-            call()
-            torch.cuda.synchronize(self.device)
-
-        return Operation(
-            run=run, enqueue=call, finish=self._finish, input=host[0].numpy(), output=host[1].numpy(), upload=upload,
-            download=partial(host[1].copy_, device[1]), repeatable=repeatable,
-        )  # fmt: skip
-
-    def messenger(self, members: tuple[int, ...]) -> TorchMessenger:
-        return NcclMessenger(self, members)
-
-    def device_memory(self) -> int | None:
-        # What torch keeps of earlier cases it gives back before it fails.
-        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return torch.cuda.mem_get_info(self.device)[0] + kept
-
-    def _finish(self) -> None:
-        torch.cuda.synchronize(self.device)
-
-    def _barrier_options(self) -> dict[str, Any]:
-        return {"device_ids": [self.device.index]}
-
-
 class TorchMessenger:
     """Messages of bytes over one process group."""
 
-    def __init__(self, backend: _TorchDistributed, members: tuple[int, ...]) -> None:
+    def __init__(self, backend: TorchDistributed, members: tuple[int, ...]) -> None:
         self._backend = backend
         self._members = members
         self._group = backend._groups[members]
@@ -426,29 +202,12 @@ class TorchMessenger:
         self._backend._finish()
 
     def operation(
-        self, call: Callable[[], Any], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
+        self, calls: Sequence[Callable[[], Any]], given: torch.Tensor, taken: torch.Tensor, repeatable: bool
     ) -> Operation:
-        return self._backend._operation(call, given, taken, repeatable)
+        return self._backend._operation(in_order(calls), given, taken, repeatable)
 
-
-class NcclMessenger(TorchMessenger):
-    """A step is one NCCL group call on the device's stream; the host only enqueues it."""
-
-    def step(self, sends: Sequence[Post], receives: Sequence[Post]) -> Callable[[], Any]:
-        # Nobody promises that NCCL carries an empty message: a byte stands in for it. It has no tags: order decides.
-        posts = [
-            dist.P2POp(act, one.memory if one.memory.numel() else self.buffer(1), self._members[one.peer], self._group)
-            for act, ones in ((dist.irecv, receives), (dist.isend, sends))
-            for one in ones
-        ]
-        if not posts:
-            return lambda: None
-
-        def exchange() -> None:
-            for work in dist.batch_isend_irecv(posts):
-                work.wait()
-
-        return exchange
+    def repeat(self, sets: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[int], Any]:
+        return rotate(sets)
 
 
 def _shift(given: torch.Tensor, to: int, taken: torch.Tensor, source: int, group: Any) -> None:
@@ -475,33 +234,6 @@ def _tensors(
         return given, taken, (given, taken), not case.spec.reduces
     given, taken = zeros(pattern.input_elements), zeros(pattern.output_elements)
     return given, taken, (given, taken), True
-
-
-def _shared_device(devices: list[tuple[str, str]]) -> str | None:
-    """What is wrong where two ranks have one device; ``devices[rank]`` is (host, the device's UUID)."""
-    first: dict[tuple[str, str], int] = {}
-    for rank, device in enumerate(devices):
-        if first.setdefault(device, rank) != rank:
-            return f"ranks {first[device]} and {rank} on {device[0]} have the same GPU: start at most one rank a GPU"
-    return None
-
-
-def _nccl_version() -> str:
-    major, rest = divmod(_nccl_version_code(), 10000)
-    return f"{major}.{rest // 100}.{rest % 100}"
-
-
-def _nccl_version_code() -> int:
-    """NCCL_VERSION (nccl.h, from 2.9 on) of the NCCL that is loaded, or, where it is linked into torch, that torch was
-    built with. They can differ, since NCCL comes in a package of its own; torch.cuda.nccl.version() is the latter.
-    """
-    number = ctypes.c_int()
-    try:
-        ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD).ncclGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):
-        major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
-        return int(major * 10000 + minor * 100 + patch)
-    return number.value
 
 
 def _byte_view(tensor: torch.Tensor) -> torch.Tensor:

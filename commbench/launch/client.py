@@ -117,6 +117,10 @@ class Client:
         if self.rank == 0:
             self._send({"type": "expect", "seconds": seconds, "doing": doing})
 
+    @property
+    def beat_address(self) -> int:
+        return self._heartbeat.iteration_address
+
     def beat(self, phase: str, iteration: int = 0, case: int | None = None) -> None:
         """Note where this rank is."""
         self._heartbeat.set(phase, iteration, case)

@@ -8,6 +8,7 @@ page when it is asked.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import struct
@@ -16,7 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-_PAGE = struct.Struct("<iiiqi")  # rank, pid, case index, iteration, phase
+_PAGE = struct.Struct("=iiiqi")  # rank, pid, case index, iteration, phase
+_ITERATION_AT = 12
 PHASES = ("starting", "calibrating", "preparing", "inside", "checking", "deciding", "done")
 
 
@@ -54,6 +56,11 @@ class Heartbeat:
         if case is not None:
             self._case = case
         _PAGE.pack_into(self._page, 0, self._rank, self._pid, self._case, iteration, PHASES.index(phase))
+
+    @property
+    def iteration_address(self) -> int:
+        """Where the iteration is kept, 8 bytes in the machine's order, for code that is not Python's."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._page)) + _ITERATION_AT
 
     def read(self) -> Beat:
         return _unpack(self._page)

@@ -27,5 +27,9 @@ class Control(Protocol):
     def expect(self, seconds: float, doing: str) -> None:
         """From rank 0: every rank will come forward within ``seconds``, or it is named."""
 
+    @property
+    def beat_address(self) -> int:
+        """Where ``beat`` keeps the iteration, 8 bytes; 0: nowhere."""
+
     def beat(self, phase: str, iteration: int = 0, case: int | None = None) -> None:
         """Note where this rank is."""

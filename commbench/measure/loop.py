@@ -214,7 +214,7 @@ def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], Round]:
     starts = 1 if settings.streamed else plan["count"]
     start = Start(
         starts_ns=base_ns + plan["spacing_ns"] * np.arange(starts), spin=settings.spin, barrier=settings.barrier,
-        beat=control.beat,
+        beat=control.beat, beat_address=control.beat_address,
     )  # fmt: skip
     run = settings.loop.streamed if settings.streamed else settings.loop.isolated
     found = run(rank.operations, plan["count"], plan["first"], start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ class Operation:
     was enqueued before, and ``finish()`` waits for all of that (on a CPU library enqueue is run and finish nothing).
     ``input`` and ``output`` are byte views in host memory, empty where this rank has none; ``upload()`` makes a
     written input visible to the library and ``download()`` its output to the host. ``repeatable`` is false where the
-    operation overwrites its own input.
+    operation overwrites its own input. ``program`` is what the backend's own loop takes for it, where it has one.
     """
 
     run: Callable[[], Any]
@@ -35,6 +36,30 @@ class Operation:
     upload: Callable[[], Any] = _nothing
     download: Callable[[], Any] = _nothing
     repeatable: bool = True
+    program: Any = None
+
+
+def in_order(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """One call that makes all of these."""
+    if len(calls) == 1:
+        return calls[0]
+
+    def run() -> None:
+        for call in calls:
+            call()
+
+    return run
+
+
+def rotate(sets: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[int], Any]:
+    """So many times the calls of one set, each time of the next."""
+    rotation = cycle([in_order(calls) for calls in sets])
+
+    def repeat(times: int) -> None:
+        for _ in range(times):
+            next(rotation)()
+
+    return repeat
 
 
 class Post(NamedTuple):
@@ -79,5 +104,8 @@ class Messenger(Protocol):
     def finish(self) -> None:
         """Wait until all that was called is done."""
 
-    def operation(self, call: Callable[[], Any], given: Any, taken: Any, repeatable: bool) -> Operation:
-        """The operation that ``call`` performs on memory that holds this rank's input and output."""
+    def operation(self, calls: Sequence[Callable[[], Any]], given: Any, taken: Any, repeatable: bool) -> Operation:
+        """The operation that these calls, in their order, perform on memory that holds this rank's input and output."""
+
+    def repeat(self, sets: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[int], Any]:
+        """What performs the calls of one set, so many times, each time of the next set: as an operation is timed."""

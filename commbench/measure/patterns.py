@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any
 
 from commbench.measure.buffers import buffer_sets
@@ -128,8 +127,8 @@ class Bench:
     def _together(self) -> None:
         self.control.agree(None, lambda all_: None)
 
-    def _prepare(self, steps: Steps, size: int) -> Callable[[], None]:
-        """One call of this rank, on the next set of buffers each time."""
+    def _prepare(self, steps: Steps, size: int) -> Callable[[int], Any]:
+        """Calls of this rank, so many, on the next set of buffers each time."""
         messenger = self.messenger
         sets = buffer_sets(2 * size, self.cache) if steps else 1
         calls = [
@@ -142,17 +141,10 @@ class Bench:
             ]
             for _ in range(sets)
         ]
-        rotation = cycle(calls)
+        return messenger.repeat(calls)
 
-        def call() -> None:
-            for step in next(rotation):
-                step()
-
-        return call
-
-    def _run(self, call: Callable[[], Any], times: int) -> float:
+    def _run(self, repeat: Callable[[int], Any], times: int) -> float:
         start = self.clock()
-        for _ in range(times):
-            call()
+        repeat(times)
         self.messenger.finish()
         return self.clock() - start

@@ -22,12 +22,14 @@ Stamps = NDArray[np.int64]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
     """How the ranks start together: iteration k at ``starts_ns[k]`` of this rank's clock, or behind ``barrier`` where
-    clocks cannot be compared. ``beat`` notes the iteration before each start."""
+    clocks cannot be compared. ``beat`` notes the iteration before each start; ``beat_address`` is where it does so (8
+    bytes; 0: nowhere), for loops that are not Python's."""
 
     beat: Callable[[str, int], None]
     starts_ns: Sequence[int] | NDArray[np.int64] = ()
     spin: bool = True
     barrier: Operation | None = None
+    beat_address: int = 0
 
     def wait(self, index: int) -> None:
         if self.barrier is not None:
@@ -38,10 +40,12 @@ class Start:
 
 class Round(NamedTuple):
     """What a loop found. ``stamps[k] = (start, end)`` of iteration k, ns of this rank's clock (zeros where it takes no
-    part); ``host_s``: seconds that the host was busy with each operation, None where that is the operation itself."""
+    part); ``host_s``: seconds that the host was busy with each operation, None where that is the operation itself;
+    ``starved``: the share of the operations for which a device had to wait for its host inside the timed window."""
 
     stamps: Stamps
     host_s: float | None = None
+    starved: float | None = None
 
 
 class Loop(Protocol):

@@ -22,7 +22,7 @@ from commbench.algorithms.executor import Executor, note, why_not
 from commbench.cases import DTYPES, Case
 from commbench.collectives import COLLECTIVES
 from commbench.measure.data import Pattern
-from commbench.measure.operation import Operation, Post
+from commbench.measure.operation import Operation, Post, in_order, rotate
 from commbench.schedules import ALGORITHMS, HIERARCHICAL, PIPELINED, count
 from commbench.schedules.own import own_schedule
 
@@ -85,7 +85,13 @@ class Messenger:
     def finish(self) -> None:
         """Nothing is left under way when a step returns."""
 
-    def operation(self, call: Callable[[], Any], given: Memory, taken: Memory, repeatable: bool) -> Operation:
+    def repeat(self, sets: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[int], Any]:
+        return rotate(sets)
+
+    def operation(
+        self, calls: Sequence[Callable[[], Any]], given: Memory, taken: Memory, repeatable: bool
+    ) -> Operation:
+        call = in_order(calls)
         return Operation(run=call, enqueue=call, input=given, output=taken, repeatable=repeatable)
 
 

@@ -59,6 +59,8 @@ class ThreadControl:
     def expect(self, seconds: float, doing: str) -> None:
         self.expected.append((seconds, doing))
 
+    beat_address = 0
+
     def beat(self, phase: str, iteration: int = 0, case: int | None = None) -> None:
         self.where = (phase, iteration)
 

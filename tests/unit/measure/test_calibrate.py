@@ -16,7 +16,7 @@ import pytest
 from commbench.cases import Layout
 from commbench.measure import calibrate as module
 from commbench.measure.calibrate import SIZES, Calibration, calibrate, partners
-from commbench.measure.operation import Post
+from commbench.measure.operation import Post, rotate
 
 LATENCY, PER_BYTE = 4e-6, 1e-9  # inside a host
 FAR_LATENCY, FAR_PER_BYTE = 1e-4, 1e-8  # between hosts: 1 MiB takes 10.6 ms
@@ -89,6 +89,9 @@ class Messenger:
             self.now += len(target) * ADDING
 
         return add
+
+    def repeat(self, sets: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[int], Any]:
+        return rotate(sets)
 
     def finish(self) -> None: ...
 
