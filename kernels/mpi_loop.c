@@ -162,8 +162,8 @@ static inline int perform(const struct record *r) {
 
 static inline int perform_all(const struct record *from, const struct record *to) {
     int error = MPI_SUCCESS;
-    for (; from < to && error == MPI_SUCCESS; from++)
-        error = perform(from);
+    while (from < to && (error = perform(from)) == MPI_SUCCESS)
+        from++;
     return error;
 }
 
@@ -191,11 +191,12 @@ static void wait_until(int64_t start_ns, int spin) {
 int commbench_streamed(const struct record *records, const int32_t *bounds, int programs, int program, int64_t count,
                        int64_t *stamps) {
     int error = MPI_SUCCESS;
+    const int32_t *at = bounds + program, *const end = bounds + programs;
     stamps[0] = now_ns();
-    for (int64_t done = 0; done < count && error == MPI_SUCCESS; done++) {
-        error = perform_all(records + bounds[program], records + bounds[program + 1]);
-        if (++program == programs)
-            program = 0;
+    for (int64_t left = count; left > 0 && error == MPI_SUCCESS; left--) {
+        error = perform_all(records + at[0], records + at[1]);
+        if (++at == end)
+            at = bounds;
     }
     stamps[1] = now_ns();
     return error;

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,15 +87,25 @@ def load() -> MpiCompiled:
     """The compiled loop of the MPI in use, built first where it is not there yet. Raises BuildError."""
     if os.environ.get(SWITCH) == "0":
         raise BuildError(f"{SWITCH} is 0")
+    return _load()[0]
+
+
+def compiler_in_use() -> str:
+    """The mpicc that made the compiled loop. Raises BuildError."""
+    return _load()[1]
+
+
+@lru_cache(maxsize=1)
+def _load() -> tuple[MpiCompiled, str]:
     library = find_mpi_library()
     compilers = _compilers(library)
     if not compilers:
         raise BuildError("no mpicc that belongs to the MPI in use")
+    of = (MPI.Get_library_version(), str(library))
     reasons = []
     for compiler in compilers:
         try:
-            of = (MPI.Get_library_version(), str(library))
-            return MpiCompiled(build(SOURCE, (compiler, *OPTIONS), of=of))
+            return MpiCompiled(build(SOURCE, (compiler, *OPTIONS), of=of)), compiler
         except BuildError as error:
             reasons.append(str(error))
     raise BuildError(reasons[0])
