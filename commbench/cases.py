@@ -43,6 +43,8 @@ DTYPES: dict[str, Dtype] = {
 REDUCE_OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 PLACEMENTS = ("out", "in")
 TIMINGS = ("isolated", "streamed")
+EXECUTIONS = ("eager", "graph")
+BUFFERS = ("plain", "registered", "symmetric")
 GROUP_KINDS = ("world", "node", "rail")
 _PAIR = re.compile(r"^pair:(\d+)-(\d+)$")
 
@@ -126,6 +128,7 @@ class Case:
     root: int = 0
     execution: str = "eager"
     cache: str = "rotate"
+    buffers: str = "plain"
     ranks: int
     nodes: int
     skip: str | None = None
@@ -155,6 +158,8 @@ class Case:
     def case_id(self) -> str:
         """The same 12 hex digits for the same case in any run: what runs are compared by."""
         identity = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "skip"}
+        if self.buffers == "plain":  # what all were before there was a choice
+            del identity["buffers"]
         return hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:12]
 
     @property
@@ -163,7 +168,9 @@ class Case:
         op = f" {self.reduce_op}" if self.reduce_op else ""
         by = "" if self.algorithm == "library" else f" by {self.algorithm}"
         where = "" if self.group == "world" else f" in {self.group}"
-        how = f"{self.dtype}{op} {self.placement} {self.timing}"
+        graph = "" if self.execution == "eager" else f" {self.execution}"
+        buffers = "" if self.buffers == "plain" else f" {self.buffers} buffers"
+        how = f"{self.dtype}{op} {self.placement} {self.timing}{graph}{buffers}"
         return f"{self.backend} {self.collective} {self.bytes} B {how}{by}{where}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,6 +197,8 @@ class Sweep:
     placements: tuple[str, ...] = ("out",)
     groups: tuple[str, ...] = ("world",)
     timings: tuple[str, ...] = TIMINGS
+    executions: tuple[str, ...] = ("eager",)
+    buffers: tuple[str, ...] = ("plain",)
     algorithms: tuple[str, ...] = ("library",)
     left_out: tuple[tuple[str, str], ...] = ()
     root: int = 0
@@ -228,13 +237,14 @@ class Sweep:
 
     def _cases_of(self, backend: str, spec: Collective, layout: Layout) -> Iterator[Case]:
         ops: tuple[str | None, ...] = self.ops if spec.reduces else (None,)
-        # A barrier carries no data: one size, one type and one placement say all there is to say.
+        # A barrier carries no data: one size, type, placement and kind of buffer say all there is to say.
         dtypes = self.dtypes if spec.sized else self.dtypes[:1]
         placements = self.placements if spec.sized else ("out",)
+        kinds = self.buffers if spec.sized else ("plain",)
         sizes = self.sizes if spec.sized else (0,)
         algorithms = [name for name in self.algorithms if (spec.name, name) not in self.left_out]
-        for group, algorithm, dtype, op, placement, timing, size in itertools.product(
-            self.groups, algorithms, dtypes, ops, placements, self.timings, sizes
+        for group, algorithm, dtype, op, placement, timing, execution, buffers, size in itertools.product(
+            self.groups, algorithms, dtypes, ops, placements, self.timings, self.executions, kinds, sizes
         ):
             members = group_members(group, layout)
             host_of = layout.host_of
@@ -244,7 +254,7 @@ class Sweep:
             yield Case(
                 collective=spec.name, backend=backend, algorithm=algorithm, group=group, bytes=moved,
                 requested_bytes=size, dtype=dtype, reduce_op=op, placement=placement, timing=timing,
-                root=self.root if spec.rooted else 0, cache=self.cache, ranks=ranks,
+                root=self.root if spec.rooted else 0, execution=execution, cache=self.cache, buffers=buffers, ranks=ranks,
                 nodes=max(len({host_of[rank] for rank in ranks_}) for ranks_ in members),
                 skip=_why_not(spec, size, moved, dtype, op, placement, group, counts, self.root),
             )  # fmt: skip

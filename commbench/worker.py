@@ -13,6 +13,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from commbench.cases import Case, Layout, Sweep, group_members
+from commbench.launch.bind import CORES, bind_rank
 from commbench.launch.client import EXIT_FAILED, Client, HubGone
 from commbench.launch.heartbeat import Heartbeat
 from commbench.launch.place import LaunchError, Place, detect
@@ -22,11 +23,13 @@ from commbench.schedules.own import is_own
 
 if TYPE_CHECKING:
     from commbench.backends.base import Backend
+    from commbench.backends.forcing import Chosen
     from commbench.measure.data import Pattern
     from commbench.measure.operation import Operation
     from commbench.measure.point import Setting
     from commbench.measure.prepare import Prepared
     from commbench.models import Links
+    from commbench.provenance.gpu_taint import GpuWatch
 
 # A step of the calibration may be one long message over a slow link, whatever deadline the cases have.
 CALIBRATION_S = 30.0
@@ -42,6 +45,7 @@ def main() -> int:
     if place is None or "COMMBENCH_HUB" not in os.environ:
         print("commbench.worker is started by `commbench run`, not by hand", file=sys.stderr)
         return 2
+    bind_rank(place.local_rank, os.environ.get(CORES))  # before any library, and any thread, starts
     host, _, port = os.environ["COMMBENCH_HUB"].rpartition(":")
     heartbeat = Heartbeat(place.rank, os.environ.get("COMMBENCH_PAGES"))
     client = Client(
@@ -128,47 +132,72 @@ class _Worker:
         self.launched: dict[str, dict[str, Any]] = {}  # what is known of each backend that was started
         self.unforced: dict[str, str | None] = {}  # by collective, why the backend does not do as it was told
         self.writer: Any = None
+        self.watch: GpuWatch | None = None  # of this rank's own GPU
+        self.gpus: dict[str, set[str]] = {}  # at rank 0: by host the identities of those that ranks have
+        self.unwatched: list[str] = []  # at rank 0: whose GPU cannot be asked
         self.ends = 0.0
         self.left = 0
         self.pass_index = 0
 
     def run(self) -> None:
+        from commbench.launch.facts import gather_facts, see_settings
         from commbench.provenance.collect import collect_after, collect_before
 
         before = self._host_facts(collect_before)
+        facts = {**self.plan["facts"], **gather_facts(self.client, self.layout)}
+        see_settings(self.client, self.plan["settings"], self.plan["variant"])
         if self.client.rank == 0:
-            self._open_store(before)
+            self._open_store(before, facts)
         for backend in self.plan["backends"]:
             self._run_backend(backend)
         after = self._host_facts(collect_after)
+        facts |= gather_facts(self.client, self.layout, "_end")
         if self.client.rank == 0:
-            self._close_store(after)
+            self.writer.update(tainted=self._degraded(before, after), unwatched=self.unwatched)
+            self._close_store(after, facts)
 
     # -- the store -----------------------------------------------------------------------------
 
+    @property
+    def _speaks(self) -> bool:
+        """Whether this is its host's first rank."""
+        return self.client.rank in {ranks[0] for ranks in self.layout.by_host()}
+
     def _host_facts(self, collect: Any) -> dict[str, Any]:
         """At rank 0: what the first rank of every host finds, by host."""
-        speaks = self.client.rank in {ranks[0] for ranks in self.layout.by_host()}
-        gathered = self.client.gather(collect() if speaks else None) or []
+        gathered = self.client.gather(collect() if self._speaks else None) or []
         return {self.layout.hosts[rank]: facts for rank, (facts, _) in enumerate(gathered) if facts is not None}
 
-    def _open_store(self, before: dict[str, Any]) -> None:
+    def _degraded(self, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+        """What has happened to the GPUs of this launch between the two collections, each with its host."""
+        from commbench.provenance.gpu_taint import degraded
+
+        used = [(host, identities) for host, identities in self.gpus.items() if host in before and host in after]
+        return [
+            f"{host}: {reason}"
+            for host, identities in used
+            for reason in degraded(before[host], after[host], identities)
+        ]
+
+    def _open_store(self, before: dict[str, Any], facts: dict[str, Any]) -> None:
         from pathlib import Path
 
         from commbench.store.writer import LaunchWriter, utc_now
 
         self.writer = LaunchWriter(
             Path(self.plan["run"]), self.plan["launch"],
-            {"seed": self.sweep.seed, "order": [case.case_id for case in self.cases], "started_utc": utc_now(),
-             "hosts": list(self.layout.hosts), "backends": {}},
+            {"seed": self.plan["order_seed"], "order": [case.case_id for case in self.cases], "started_utc": utc_now(),
+             "hosts": list(self.layout.hosts), "backends": {}, "repetition": self.plan["repetition"],
+             "variant": self.plan["variant"], "forced": self.plan["forced"], "bind": self.plan["bind"],
+             "bound": self.plan["bound"], "facts": facts},
         )  # fmt: skip
         self.writer.host_facts("before", before)
 
-    def _close_store(self, after: dict[str, Any]) -> None:
+    def _close_store(self, after: dict[str, Any], facts: dict[str, Any]) -> None:
         from commbench.store.writer import utc_now
 
         self.writer.host_facts("after", after)
-        self.writer.update(ended_utc=utc_now())
+        self.writer.update(ended_utc=utc_now(), facts=facts)
         self.writer.close()
 
     def _record(self, point: Any, stamps: Any = None) -> None:
@@ -210,9 +239,12 @@ class _Worker:
                 address=client.address,
                 interface=interface_of(client.address),
                 share=client.share,
+                agree=client.agree,
+                expect=client.expect,
                 forced=forced,
             )
         )
+        self.watch = self._watch(backend.gpu())
         # What one rank's library does otherwise, all must leave out.
         reasons = client.agree([backend.why_not_forced(collective) for collective in forced], _first_of_each)
         self.unforced = dict(zip(forced, reasons, strict=True))
@@ -222,7 +254,25 @@ class _Worker:
         self._check_links(name, backend, setting)
         client.expect(self._patience_s, f"stopping {name}")
         client.gather(None)
+        if self.watch is not None:
+            self.watch.close()
         backend.stop()
+
+    def _watch(self, uuid: str | None) -> GpuWatch | None:
+        watch = None
+        if uuid is not None:
+            from commbench.provenance.gpu_taint import GpuWatch
+
+            watch = GpuWatch(uuid)
+        told = self.client.gather([watch.identity, watch.why_not] if watch else None) or []
+        for rank, (found, _) in enumerate(told):
+            identity, why_not = found or (None, None)
+            host = self.layout.hosts[rank]
+            if identity is not None:
+                self.gpus.setdefault(host, set()).add(identity)
+            if why_not is not None:
+                self.unwatched.append(f"rank {rank} on {host}: {why_not}")
+        return watch
 
     def _forced(self, name: str) -> dict[str, str]:
         """What this launch is to make a backend use: the algorithm by collective."""
@@ -236,17 +286,20 @@ class _Worker:
 
     def _setting(self, name: str, backend: Backend) -> Setting:
         from commbench.measure.point import Setting
+        from commbench.provenance.mpi_variables import read_settings
 
         links, windows = self._links(name, backend)
+        settings = {**read_settings(self.plan["settings"]), **backend.settings()}
         if self.writer is not None:
-            known = {"version": backend.version(), "settings": backend.settings(), "links": links.to_dict()}
+            known = {"version": backend.version(), "settings": settings, "links": links.to_dict()}
             self.launched[name] = known
             self.writer.update(backends=self.launched)
             if windows:
                 self.client.event("calibration", backend=name, calibration={**known, "windows": windows})
         return Setting(
             run_id=self.plan["run_id"], launch=self.plan["launch"], label=self.sweep.label, seed=self.sweep.seed,
-            layout=self.layout, backend_settings=backend.settings(), links=links, oversubscribed=not self.spin,
+            layout=self.layout, backend_settings=settings, links=links, oversubscribed=not self.spin,
+            variant=self.plan["variant"], tainted=backend.tainted(),
         )  # fmt: skip
 
     def _links(self, name: str, backend: Backend) -> tuple[Links, list[dict[str, Any]]]:
@@ -295,11 +348,12 @@ class _Worker:
 
     def _measure_one(self, backend: Backend, index: int, case: Case, setting: Setting) -> None:
         from commbench.algorithms.model import model
-        from commbench.backends.forcing import read_back
+        from commbench.backends.forcing import Chosen, read_back
+        from commbench.launch.facts import gather_disturbances
         from commbench.measure.loop import measure
         from commbench.measure.point import measured_point, skipped
         from commbench.measure.prepare import Prepared
-        from commbench.provenance.counters import difference, snapshot
+        from commbench.provenance.counters import disturbances
         from commbench.store.writer import utc_now
 
         client = self.client
@@ -308,33 +362,47 @@ class _Worker:
         started = utc_now()
         groups = group_members(case.group, self.layout)
         reason = case.skip or self._why_not(backend, case, groups)
-        self._chosen(backend, case)  # what was chosen before is not this case's
+        backend.chosen(case, None)  # what was chosen before is not this case's
         prepared = Prepared(operations=[], refusal=reason) if reason else self._prepare(backend, case, groups)
         if prepared.refusal is not None:
             if client.rank == 0:
                 self._record(skipped(case, prepared.refusal, setting, started))
             return
-        before = snapshot() if client.rank == 0 else None
+        before = disturbances(of_host=self._speaks)
+        gpu = self.watch.state() if self.watch else None
         found = measure(
             prepared.operations, prepared.pattern, client, self._settings(backend, case), groups, case.title
         )
-        chosen = self._chosen(backend, case)
-        if found is not None and before is not None:
-            steal = difference(before, snapshot())["machine"].get("steal_s")
-            protocol, otherwise = (None, None) if chosen is None else read_back(case.algorithm, chosen)
+        disturbed = gather_disturbances(client, before, self.watch.taint(gpu) if self.watch else None)
+        chosen = self._chosen(backend, case, prepared.operations)
+        if found is not None:
+            used, otherwise = (Chosen(), None) if chosen is None else read_back(case.algorithm, chosen)
             note = "; ".join(filter(None, (otherwise, self._note(backend, case)))) or None
             point = measured_point(
-                case, found, setting, started_utc=started, note=note, protocol=protocol,
+                case, found, self._tainted(setting, disturbed["tainted"]), started_utc=started, note=note, used=used,
                 model=model(case, setting.backend_settings),
-                steal_s=steal if isinstance(steal, float) else None, pass_index=self.pass_index,
+                steal_s=disturbed["steal_s"], preemptions=disturbed["preemptions"], pass_index=self.pass_index,
                 nccl_estimate_s=None if is_own(case.algorithm) else backend.estimate(case, groups[0]),
             )  # fmt: skip
             self._record(point, found.stamps)
 
+    def _tainted(self, setting: Setting, reasons: list[str | None]) -> Setting:
+        """With what every rank says of its own GPU (``reasons[rank]``) beside what the backend says."""
+        if not any(reasons):
+            return setting
+        from dataclasses import replace
+
+        from commbench.provenance.gpu_taint import joined
+
+        both = filter(None, (setting.tainted, joined(reasons, self.layout.hosts)))
+        return replace(setting, tainted="; ".join(both))
+
     def _why_not(self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]) -> str | None:
         from commbench.algorithms import executor
-        from commbench.backends import forcing
+        from commbench.backends import forcing, why_not_buffers
 
+        if reason := why_not_buffers(case) or self._why_not_graph(backend, case):
+            return reason
         if is_own(case.algorithm):
             return executor.why_not(case, groups, self.layout.host_of, backend)
         reason = None
@@ -342,17 +410,23 @@ class _Worker:
             reason = forcing.why_not(case.backend, case.collective, case.algorithm) or self.unforced[case.collective]
         return reason or backend.why_not(case)
 
-    def _chosen(self, backend: Backend, case: Case) -> list[tuple[str, str]] | None:
-        """What the library says that it took, on any rank, since it was asked; None where it does not tell."""
-        from commbench.backends.forcing import is_forced
+    def _why_not_graph(self, backend: Backend, case: Case) -> str | None:
+        if case.execution == "graph" and backend.device_memory() is None:
+            return f"{case.backend} works in the host's memory: only a device replays graphs"
+        return None
 
-        if not is_forced(case.algorithm):
+    def _chosen(self, backend: Backend, case: Case, operations: list[Operation]) -> list[Chosen] | None:
+        """What the library says that it takes, on any rank; None where it does not tell."""
+        from commbench.backends.forcing import Chosen
+
+        if is_own(case.algorithm):
             return None
-        found = backend.chosen(case)
+        self.client.expect(self.sweep.deadline_s, f"asking what was chosen for {case.title}")
+        found = backend.chosen(case, operations[0] if operations else None)
         if found is None:
             return None
-        every = self.client.agree(found, lambda each: sorted({tuple(pair) for one in each for pair in one}))
-        return [(algorithm, protocol) for algorithm, protocol in every]
+        every = self.client.agree(found, lambda each: sorted({tuple(one) for part in each for one in part}, key=str))
+        return [Chosen(*one) for one in every]
 
     def _note(self, backend: Backend, case: Case) -> str | None:
         from dataclasses import replace
@@ -419,9 +493,8 @@ class _Worker:
         from commbench.launch.network import interface_of
         from commbench.provenance.wire import LOOPBACK_INTERFACE, SentBytes
 
-        speaks = self.client.rank in {ranks[0] for ranks in self.layout.by_host()}
         interface = interface_of(self.client.address)
-        return SentBytes(interface) if speaks and interface != LOOPBACK_INTERFACE else None
+        return SentBytes(interface) if self._speaks and interface != LOOPBACK_INTERFACE else None
 
     def _barrier(self, backend: Backend, case: Case) -> Operation:
         """Starts iterations together where hosts' clocks differ: the backend's own, over the world."""

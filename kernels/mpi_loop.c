@@ -13,6 +13,8 @@
 #include <string.h>
 #include <time.h>
 
+enum { PIECE = 8192 }; /* bytes: a small part of a first-level cache */
+
 enum kind {
     NOTHING,
     ALL_REDUCE,
@@ -42,7 +44,7 @@ struct record {
     MPI_Op op;
     MPI_Comm comm;
     int requests;
-    MPI_Request *request;
+    MPI_Request *request, **handle;
 };
 
 /* -- what a library must agree on before it is trusted ------------------------------------------------------------ */
@@ -70,7 +72,7 @@ struct record *commbench_records(int count) { return calloc((size_t)count, sizeo
 
 void commbench_free(struct record *records, int count) {
     for (int i = 0; i < count; i++)
-        free(records[i].request);
+        free(records[i].request), free(records[i].handle);
     free(records);
 }
 
@@ -93,13 +95,18 @@ int commbench_collective(struct record *at, const char *name, uintptr_t give, ui
     return 0;
 }
 
-/* Starts these persistent requests and waits for all. Returns 0 where memory is short. */
-int commbench_step(struct record *at, int requests, const void *const *handles) {
+/* Starts these persistent requests and waits for all: handles are where the caller keeps them, which MPI may replace
+ * when it starts them. Returns 0 where memory is short. */
+int commbench_step(struct record *at, int requests, void *const *handles) {
+    size_t some = (size_t)(requests ? requests : 1);
     at->kind = STEP, at->requests = requests;
-    at->request = malloc(sizeof(MPI_Request) * (size_t)(requests ? requests : 1));
-    for (int i = 0; at->request && i < requests; i++)
-        memcpy(&at->request[i], handles[i], sizeof(MPI_Request));
-    return at->request != NULL;
+    at->request = malloc(some * sizeof *at->request);
+    at->handle = malloc(some * sizeof *at->handle);
+    if (!at->request || !at->handle)
+        return 0;
+    for (int i = 0; i < requests; i++)
+        at->handle[i] = handles[i];
+    return 1;
 }
 
 void commbench_copy(struct record *at, void *target, void *source, size_t bytes) {
@@ -119,6 +126,33 @@ void commbench_combine(struct record *at, void *target, void *left, void *right,
 }
 
 /* -- performing --------------------------------------------------------------------------------------------------- */
+
+static int step(const struct record *r) {
+    for (int i = 0; i < r->requests; i++)
+        r->request[i] = *r->handle[i];
+    int error = MPI_Startall(r->requests, r->request);
+    if (error == MPI_SUCCESS)
+        error = MPI_Waitall(r->requests, r->request, MPI_STATUSES_IGNORE);
+    for (int i = 0; i < r->requests; i++)
+        *r->handle[i] = r->request[i];
+    return error;
+}
+
+/* MPI adds to a buffer in place. A third one is filled piece by piece, so that what is added to is still in the cache. */
+static int combine(const struct record *r) {
+    if (r->take == r->other || r->count == 0)
+        return MPI_Reduce_local(r->give, r->take, r->count, r->type, r->op);
+    const size_t item = r->bytes / (size_t)r->count;
+    const int most = (int)(PIECE / item);
+    int error = MPI_SUCCESS;
+    for (int done = 0, some; done < r->count && error == MPI_SUCCESS; done += some) {
+        const size_t at = (size_t)done * item;
+        some = r->count - done < most ? r->count - done : most;
+        memcpy((char *)r->take + at, (const char *)r->other + at, (size_t)some * item);
+        error = MPI_Reduce_local((char *)r->give + at, (char *)r->take + at, some, r->type, r->op);
+    }
+    return error;
+}
 
 static inline int perform(const struct record *r) {
     switch (r->kind) {
@@ -145,17 +179,13 @@ static inline int perform(const struct record *r) {
                             MPI_STATUS_IGNORE);
     case BARRIER:
         return MPI_Barrier(r->comm);
-    case STEP: {
-        int error = MPI_Startall(r->requests, r->request);
-        return error == MPI_SUCCESS ? MPI_Waitall(r->requests, r->request, MPI_STATUSES_IGNORE) : error;
-    }
+    case STEP:
+        return step(r);
     case COPY:
         memcpy(r->take, r->give, r->bytes);
         return MPI_SUCCESS;
     case COMBINE:
-        if (r->take != r->other)
-            memcpy(r->take, r->other, r->bytes);
-        return MPI_Reduce_local(r->give, r->take, r->count, r->type, r->op);
+        return combine(r);
     }
     return MPI_ERR_OTHER;
 }

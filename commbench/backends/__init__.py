@@ -12,11 +12,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from commbench.cases import BUFFERS, Case
 from commbench.registry import Registry
+from commbench.schedules.own import is_own
 
 
 def _cuda_missing() -> str | None:
     """Why torch will find no CUDA device; asks the driver, which is quicker than importing torch."""
+    return _no_device() or _torch_without_cuda()
+
+
+def _no_device() -> str | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -24,7 +30,7 @@ def _cuda_missing() -> str | None:
     count = ctypes.c_int()
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
         return "the NVIDIA driver finds no GPU: run it on a machine with a GPU, or check CUDA_VISIBLE_DEVICES"
-    return _torch_without_cuda()
+    return None
 
 
 def _torch_without_cuda() -> str | None:
@@ -47,7 +53,8 @@ class BackendInfo:
     """What is known of a backend before it is loaded.
 
     ``needs`` is the module that must be importable, ``install`` what provides it; ``starter`` says how commbench
-    starts its ranks where no launcher does; ``missing`` says what else this machine lacks, or None.
+    starts its ranks where no launcher does; ``missing`` says what else this machine lacks, or None; ``buffers`` are the
+    kinds of memory that it can be given.
     """
 
     name: str
@@ -56,6 +63,7 @@ class BackendInfo:
     install: str
     starter: str
     missing: Callable[[], str | None] = lambda: None
+    buffers: tuple[str, ...] = ("plain",)
 
     def why_unavailable(self) -> str | None:
         """One line on why this backend cannot run here and what to do, or None."""
@@ -69,12 +77,17 @@ BACKENDS: dict[str, BackendInfo] = {
     info.name: info
     for info in (
         BackendInfo(
-            name="gloo", target="commbench.backends.torch_distributed:Gloo", needs="torch",
+            name="gloo", target="commbench.backends.gloo:Gloo", needs="torch",
             install="pip install torch", starter="spawn",
         ),
         BackendInfo(
-            name="nccl", target="commbench.backends.torch_distributed:Nccl", needs="torch",
+            name="nccl", target="commbench.backends.nccl:Nccl", needs="torch",
             install="pip install torch", starter="spawn", missing=_cuda_missing,
+        ),
+        BackendInfo(
+            name="nccl_raw", target="commbench.backends.nccl_raw:NcclRaw", needs="cupy",
+            install="pip install 'commbench[cuda13]', or 'commbench[cuda12]' for a driver of CUDA 12", starter="spawn",
+            missing=_no_device, buffers=BUFFERS,
         ),
         BackendInfo(
             name="mpi", target="commbench.backends.mpi:Mpi", needs="mpi4py",
@@ -82,5 +95,17 @@ BACKENDS: dict[str, BackendInfo] = {
         ),
     )
 }  # fmt: skip
+
+
+def why_not_buffers(case: Case) -> str | None:
+    """Why a case cannot have the kind of buffers that it asks for, whatever is installed; None where it can."""
+    if case.buffers == "plain":
+        return None
+    if case.buffers not in BACKENDS[case.backend].buffers:
+        return f"{case.backend} cannot be told of its buffers: there are no {case.buffers} ones"
+    if is_own(case.algorithm):
+        return f"the buffers of commbench's own algorithms are plain, not {case.buffers}"
+    return None
+
 
 REGISTRY = Registry("backend", {info.name: info.target for info in BACKENDS.values()})

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from commbench.backends.forcing import Chosen
 from commbench.cases import Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Bytes, Messenger, Operation
@@ -21,10 +22,20 @@ class BackendError(RuntimeError):
     """A library that cannot start or cannot do what was asked: one line that says what to do."""
 
 
+def _alone(value: Any, decide: Callable[[list[Any]], Any]) -> Any:
+    return decide([value])
+
+
+def _unwatched(seconds: float, doing: str) -> None:
+    return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
     """What a backend may know of the job. ``share(value)`` hands rank 0's JSON value to every rank.
 
+    ``agree(value, decide)`` hands every rank what ``decide`` makes of all ranks' values, in their order, at rank 0.
+    ``expect(seconds, doing)``, from rank 0, gives all ranks that long from now until they are heard of again.
     ``address`` and ``interface`` are this rank's own on the job's network (loopback when all share a host).
     ``forced``: by collective the algorithm that the backend shall make the library use; one in all.
     """
@@ -36,6 +47,8 @@ class Context:
     address: str
     interface: str
     share: Callable[[Any], Any]
+    agree: Callable[[Any, Callable[[list[Any]], Any]], Any] = _alone
+    expect: Callable[[float, str], None] = _unwatched
     forced: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -62,11 +75,16 @@ class Backend(Protocol):
         """Why the library, by its own account, does not use the algorithm that it was told to; None where it does, or
         where only a call shows it. Asked once it has started."""
 
-    def chosen(self, case: Case) -> list[tuple[str, str]] | None:
-        """The algorithms and protocols that this rank's library says it took for such operations since the last call.
-
-        None where it does not tell call by call.
+    def chosen(self, case: Case, operation: Operation | None) -> list[Chosen] | None:
+        """What this rank's library says that it takes for a case, whose ``operation`` (None: this rank takes no part) it may
+        perform once more for that; asked on all ranks in step, after the case was timed. None where it does not say.
         """
+
+    def tainted(self) -> str | None:
+        """Why no time of this job is to be compared with others, or None; asked once it has started."""
+
+    def gpu(self) -> str | None:
+        """The UUID of this rank's device, asked once it has started; None where buffers lie in host memory."""
 
     def estimate(self, case: Case, members: tuple[int, ...]) -> float | None:
         """Seconds that the library's own model of itself puts on its operation; None where it has none, or tells none.

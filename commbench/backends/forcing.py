@@ -11,6 +11,7 @@ NCCL_PROTO.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from commbench.cases import Case
 from commbench.registry import unknown_name
@@ -45,6 +46,10 @@ OPEN_MPI: dict[str, tuple[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Per collective what ``coll_tuned`` calls it, and its algorithms as Open MPI spells them."""
 
+GROUPED = "grouped"
+"""What nccl_raw does by sends and receives in a group where NCCL, from 2.28 on, has a call for it."""
+_GROUPABLE = ("all_to_all", "gather", "scatter")
+
 TUNED_PRIORITY = 100  # Open MPI takes no component for more than this, and the last of equals
 
 _NCCL_SPELLING = {
@@ -74,13 +79,18 @@ def names(backend: str, collective: str) -> tuple[str, ...]:
     """The algorithms that a backend can be told to use for a collective. NCCL's may name a protocol: ``ring:ll``."""
     if backend == "mpi":
         return OPEN_MPI.get(collective, ("", ()))[1]
-    if backend == "nccl" and collective in _NCCL_ALGORITHMS:
+    if backend in NCCL_BACKENDS and collective in _NCCL_ALGORITHMS:
         of = ("", *_NCCL_ALGORITHMS[collective])
         return (*of[1:], *(f"{name}:{protocol}" for name in of for protocol in _NCCL_PROTOCOLS))
+    if backend == "nccl_raw" and collective in _GROUPABLE:
+        return (GROUPED,)
     return ()
 
 
-BACKENDS_THAT_CAN = ("mpi", "nccl")
+NCCL_BACKENDS = ("nccl", "nccl_raw")
+"""Those whose library is NCCL, told and asked in the same ways."""
+
+BACKENDS_THAT_CAN = ("mpi", *NCCL_BACKENDS)
 
 
 def can_force(backend: str, collective: str, algorithm: str) -> bool:
@@ -112,7 +122,8 @@ def check_forced(algorithm: str, backends: Collection[str], collectives: Collect
         return algorithm
     elsewhere = having(BACKENDS_THAT_CAN, collectives)
     if elsewhere:
-        where = " and ".join(dict.fromkeys(backend for backend, _ in elsewhere))
+        *most, last = dict.fromkeys(backend for backend, _ in elsewhere)
+        where = " and ".join(filter(None, (", ".join(most), last)))
         raise ValueError(
             f"algorithm {algorithm!r} can be forced on {where} only, not on {' or '.join(backends)}: "
             f"add --backend {elsewhere[0][0]}, or write own:NAME for an algorithm of commbench's own"
@@ -168,19 +179,33 @@ def nccl_function(collective: str) -> str | None:
     return _NCCL_FUNCTIONS.get(collective)
 
 
-def read_back(algorithm: str, chosen: Collection[tuple[str, str]]) -> tuple[str | None, str | None]:
-    """The protocol that was used, if it was one, and a note where the library took something else than was asked for.
+class Chosen(NamedTuple):
+    """What a library says that it took for an operation, in commbench's names; None: it does not say."""
 
-    ``chosen``: every (algorithm, protocol) that it says it took.
+    algorithm: str | None = None
+    protocol: str | None = None
+    channels: int | None = None
+
+
+def read_back(asked: str, chosen: Collection[Chosen]) -> tuple[Chosen, str | None]:
+    """What was used, as far as it was one thing, and a note where the library took something else than was asked for.
+
+    ``chosen``: everything that it says it took.
     """
+    forced = is_forced(asked)
     if not chosen:
-        return None, f"asked for {algorithm}; NCCL's log does not say what it took"
-    asked = split_nccl(algorithm)
-    others = [pair for pair in chosen if any(want not in (None, got) for want, got in zip(asked, pair, strict=True))]
-    protocols = {protocol for _, protocol in chosen}
-    took = ", ".join(dict.fromkeys(":".join(pair) for pair in others))
-    note = f"asked for {algorithm}, NCCL took {took}" if took else None
-    return (protocols.pop() if len(protocols) == 1 else None), note
+        return Chosen(), f"asked for {asked}; NCCL's log does not say what it took" if forced else None
+    used = Chosen(*(_only(values) for values in zip(*chosen, strict=True)))
+    want = split_nccl(asked) if forced else (None, None)
+    others = [one for one in chosen if any(w not in (None, got) for w, got in zip(want, one[:2], strict=True))]
+    took = ", ".join(dict.fromkeys(f"{one.algorithm}:{one.protocol}" for one in others))
+    return used, f"asked for {asked}, NCCL took {took}" if took else None
+
+
+def _only(values: Iterable[Any]) -> Any:
+    """What all agree on, or None."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
 
 
 # -- what it is then known to do -----------------------------------------------------------------------

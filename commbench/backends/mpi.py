@@ -12,12 +12,13 @@ import mpi4py
 import numpy as np
 
 from commbench.backends.base import BackendError, Context, aligned
-from commbench.backends.forcing import OPEN_MPI, TUNED_PRIORITY, open_mpi_settings
+from commbench.backends.forcing import OPEN_MPI, TUNED_PRIORITY, Chosen, open_mpi_settings
 from commbench.cases import DTYPES, Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Bytes, Operation, Post, in_order, rotate
 from commbench.measure.timed import Loop
 from commbench.provenance.mpi_variables import MpiVariables, find_mpi_library
+from commbench.schedules.own import is_own
 
 # mpi4py asks for MPI_THREAD_MULTIPLE by default, which made the same loop a third slower; one thread calls MPI here.
 mpi4py.rc.thread_level = "single"
@@ -74,18 +75,10 @@ class Mpi:
         everyone = tuple(range(size))
         self._comms[everyone] = self._world
         self._joined.add((everyone,))
-        self._load_loop()
-
-    def _load_loop(self) -> None:
-        """The compiled loop, if every rank has it: what ranks are timed by must not differ."""
         try:
-            self._compiled = load()
+            self._compiled = load(context)
         except BuildError as error:
             self._loop = f"python: {error}"
-        everywhere = np.array([self._compiled is not None], dtype=np.int32)
-        self._world.Allreduce(MPI.IN_PLACE, everywhere, MPI.MIN)
-        if self._compiled is not None and not everywhere[0]:
-            self._compiled, self._loop = None, "python: another rank has no compiled loop"
 
     def version(self) -> str:
         return MPI.Get_library_version().partition("\n")[0].partition(", package")[0].strip("\0 ")
@@ -102,9 +95,12 @@ class Mpi:
         return None
 
     def note(self, case: Case) -> str | None:
+        found = []
         if case.collective == "broadcast" and case.placement == "out":
-            return "MPI_Bcast has one buffer: it is always in place"
-        return None
+            found.append("MPI_Bcast has one buffer: it is always in place")
+        if self._compiled is not None and (reason := why_not_compiled(case)):
+            found.append(f"timed from Python: {reason}")
+        return "; ".join(found) or None
 
     def why_not_forced(self, collective: str) -> str | None:
         asked = self._forced[collective]
@@ -112,7 +108,13 @@ class Mpi:
             return f"algorithm {asked!r} is forced through Open MPI's coll_tuned; this is {self.version()}"
         return why_not_tuned(asked, OPEN_MPI[collective][0], self._read_back)
 
-    def chosen(self, case: Case) -> list[tuple[str, str]] | None:
+    def chosen(self, case: Case, operation: Operation | None) -> list[Chosen] | None:
+        return None
+
+    def tainted(self) -> str | None:
+        return None
+
+    def gpu(self) -> str | None:
         return None
 
     def estimate(self, case: Case, members: tuple[int, ...]) -> None:
@@ -133,7 +135,9 @@ class Mpi:
         return _build(case, self._comms[members], pattern)
 
     def loop(self, case: Case) -> Loop | None:
-        return CompiledLoop(library=self._compiled) if self._compiled is not None and case.bytes < 2**31 else None
+        if self._compiled is None or why_not_compiled(case):
+            return None
+        return CompiledLoop(library=self._compiled, streams=case.timing == "streamed")
 
     def messenger(self, members: tuple[int, ...]) -> MpiMessenger:
         return MpiMessenger(self._comms[members], self._compiled)
@@ -153,6 +157,15 @@ class Mpi:
             if comm != MPI.COMM_WORLD:
                 comm.Free()
         MPI.Finalize()
+
+
+def why_not_compiled(case: Case) -> str | None:
+    """Why a case's operations cannot be programs of the compiled loop, the same on every rank, or None."""
+    if case.bytes >= 2**31:
+        return "it counts in 31 bits"
+    if is_own(case.algorithm) and case.reduce_op is not None and case.dtype not in _TYPES:
+        return f"MPI has no {case.dtype} to reduce"
+    return None
 
 
 def _is_open_mpi() -> bool:
@@ -222,6 +235,8 @@ class MpiMessenger:
         return Copy(target=target, source=source)
 
     def reduce(self, target: Bytes, left: Bytes, right: Bytes, dtype: str, op: str) -> Callable[[], Any]:
+        if dtype not in _TYPES:
+            return partial(_LOCAL_OPS[op], left.view(dtype), right.view(dtype), out=target.view(dtype))
         return Combine(
             target=target, left=left, right=right, dtype=dtype, ufunc=_LOCAL_OPS[op], type=_TYPES[dtype], op=_OPS[op]
         )
@@ -234,7 +249,7 @@ class MpiMessenger:
         return Operation(run=run, enqueue=run, input=given, output=taken, repeatable=repeatable, program=calls)
 
     def repeat(self, sets: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[int], Any]:
-        if self._compiled is None:
+        if self._compiled is None or not all(hasattr(call, "write") for calls in sets for call in calls):
             return rotate(sets)
         return Programs(self._compiled, sets).repeat  # type: ignore[arg-type]  # calls of this messenger
 

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import shutil
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from commbench.backends.build import BuildError, build
+from commbench.backends.base import Context
+from commbench.backends.build import ANSWER_S, BUILD_S, BuildError, build, find
 from commbench.measure.operation import Bytes, Operation
 from commbench.measure.timed import Round, Start
 from commbench.provenance.mpi_variables import find_mpi_library
+from commbench.provenance.sources import command
 
 SOURCE = "mpi_loop.c"
 OPTIONS = ("-O2", "-fPIC", "-shared")
@@ -83,43 +84,83 @@ class MpiCompiled:
             raise BuildError("MPI's handles have other sizes in the compiler's mpi.h than in mpi4py")
 
 
-def load() -> MpiCompiled:
-    """The compiled loop of the MPI in use, built first where it is not there yet. Raises BuildError."""
-    if os.environ.get(SWITCH) == "0":
-        raise BuildError(f"{SWITCH} is 0")
-    return _load()[0]
+def load(context: Context) -> MpiCompiled:
+    """The compiled loop of the MPI in use, built first where it is not there yet, by one rank of each host.
 
-
-def compiler_in_use() -> str:
-    """The mpicc that made the compiled loop. Raises BuildError."""
-    return _load()[1]
-
-
-@lru_cache(maxsize=1)
-def _load() -> tuple[MpiCompiled, str]:
-    library = find_mpi_library()
-    compilers = _compilers(library)
-    if not compilers:
-        raise BuildError("no mpicc that belongs to the MPI in use")
-    of = (MPI.Get_library_version(), str(library))
-    reasons = []
-    for compiler in compilers:
+    Every rank calls this, and every rank gets it or none does: what ranks are timed by must not differ. Raises
+    BuildError, for the same reason on all.
+    """
+    host = context.hosts[context.rank]
+    path, reason = None, "COMMBENCH_COMPILED is 0" if os.environ.get(SWITCH) == "0" else None
+    makers: Makers | None = None
+    if reason is None and context.hosts.index(host) == context.rank:
         try:
-            return MpiCompiled(build(SOURCE, (compiler, *OPTIONS), of=of)), compiler
+            makers = makers_in_use()
+            path = find(SOURCE, makers.compiler, of=makers.of)
         except BuildError as error:
-            reasons.append(str(error))
-    raise BuildError(reasons[0])
+            reason = str(error)
+    if context.agree(makers is not None and reason is None and path is None, any):
+        context.expect(BUILD_S + 2 * ANSWER_S, f"compiling {SOURCE}")
+        if makers is not None and reason is None and path is None:
+            try:
+                path = build(SOURCE, makers.compiler, of=makers.of)
+            except BuildError as error:
+                reason = str(error)
+    paths, reason = context.agree([host, path and str(path), reason], _gather_paths)
+    compiled = None
+    if reason is None:
+        try:
+            compiled = MpiCompiled(Path(paths[host]))
+        except BuildError as error:
+            reason = str(error)
+        reason = context.agree([host, None, reason], _gather_paths)[1]
+    if compiled is None or reason is not None:
+        raise BuildError(reason)
+    return compiled
 
 
-def _compilers(library: str | None) -> list[str]:
+def _gather_paths(found: list[list[str | None]]) -> tuple[dict[str | None, str], str | None]:
+    """Where each host has the library, and the first reason why one has none."""
+    several = len({host for host, _, _ in found}) > 1
+    reasons = [f"{why} (on {host})" if several else why for host, _, why in found if why]
+    return {host: path for host, path, _ in found if path}, reasons[0] if reasons else None
+
+
+class Makers(NamedTuple):
+    """What makes a library that calls the MPI in use, and what that is good for alone: see ``build``."""
+
+    compiler: tuple[str, ...]
+    of: tuple[str, ...]
+
+
+def makers_in_use() -> Makers:
+    """The mpicc whose programs are linked with the very MPI library that mpi4py has loaded. Raises BuildError."""
+    library = find_mpi_library()
+    if library is None:
+        raise BuildError("no file named libmpi.so is loaded, so its mpicc is not known")
+    for compiler in _compilers(library):
+        try:
+            shown = command([compiler, "-show"], timeout_s=ANSWER_S)
+        except (OSError, RuntimeError):
+            continue
+        if _links_with(shown, library):
+            return Makers((compiler, *OPTIONS), (MPI.Get_library_version(), shown))
+    raise BuildError(f"there is no mpicc of {library}")
+
+
+def _compilers(library: str) -> list[str]:
     """What may be the mpicc of the loaded library, most likely first."""
-    folders = [Path(sys.executable).parent]
-    if library is not None:
-        here = Path(library).parent
-        folders = [here.parent / "bin", here.parent.parent / "bin", here.resolve().parent / "bin", *folders]
+    folders = [folder / "bin" for file in (Path(library), Path(library).resolve()) for folder in file.parents[1:]]
     found = [str(folder / "mpicc") for folder in folders if os.access(folder / "mpicc", os.X_OK)]
     on_path = shutil.which("mpicc")
     return list(dict.fromkeys([*found, *([on_path] if on_path else [])]))
+
+
+def _links_with(shown: str, library: str) -> bool:
+    """Whether the command that an mpicc shows looks for libraries where this one is."""
+    folders = [Path(word[2:]) for word in shlex.split(shown) if word.startswith("-L")]
+    loaded = Path(library)
+    return any(file.samefile(loaded) for folder in folders for file in folder.glob("libmpi*.so*") if file.exists())
 
 
 class Call(Protocol):
@@ -241,6 +282,26 @@ class Programs:
         )  # fmt: skip
         return stamps
 
+    def isolate(
+        self, count: int, first: int = 0, starts: NDArray[np.int64] | None = None, spin: bool = True,
+        barrier: Programs | None = None, beat_address: int = 0,
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """``count`` operations with a start of their own, at once where none is given: a pair of stamps each in ns.
+
+        ``first`` is the number of the first, to be noted at ``beat_address``.
+        """
+        stamps = np.empty((count, 2), dtype=np.int64)
+        stamps.fill(0)  # touched: a page that is new would be in somebody's way
+        if starts is None:
+            starts = np.zeros(count, dtype=np.int64)
+        _check(
+            self._library.isolated(
+                self.records, self.bounds.ctypes.data, self.count, count, starts.ctypes.data, spin,
+                barrier and barrier.records, beat_address or None, first, stamps.ctypes.data,
+            )
+        )  # fmt: skip
+        return stamps
+
     def repeat(self, times: int) -> None:
         """So many operations, beginning with the program after the last of the call before."""
         self.stream(times, self._next)
@@ -254,39 +315,32 @@ def _check(error: int) -> None:
 
 @dataclass(kw_only=True)
 class CompiledLoop:
-    """Loop whose iterations are ``mpi_loop.c``'s. Operations must have programs."""
+    """Loop whose iterations are ``mpi_loop.c``'s. Operations must have programs. ``streams``: whether it will stream them."""
 
     library: MpiCompiled
+    streams: bool
     on_device: bool = False
     _operations: list[Operation] | None = None
     _programs: Programs | None = None
     _barrier: Programs | None = None
-    _overhead_s: float | None = field(default=None)
 
     def overhead_s(self) -> float:
-        """Of a program that does nothing."""
-        if self._overhead_s is None:
-            stamps = Programs(self.library, [[]]).stream(_EMPTY_CALLS)
-            self._overhead_s = float(stamps[1] - stamps[0]) / _EMPTY_CALLS * 1e-9
-        return self._overhead_s
+        """Of a program that does nothing: when isolated it is mostly the reading of the clock."""
+        empty = Programs(self.library, [[]])
+        if self.streams:
+            return float(np.diff(empty.stream(_EMPTY_CALLS))[0]) / _EMPTY_CALLS * 1e-9
+        return float(np.median(np.diff(empty.isolate(_EMPTY_CALLS))) * 1e-9)
 
     def isolated(self, operations: list[Operation], count: int, first: int, start: Start) -> Round:
         programs = self._of(operations)
-        stamps = np.zeros((count, 2), dtype=np.int64)
         barrier = None
         if start.barrier is not None:
             if self._barrier is None:
                 self._barrier = Programs(self.library, [start.barrier.program])
-            barrier = self._barrier.records
+            barrier = self._barrier
         starts = np.ascontiguousarray(start.starts_ns, dtype=np.int64)
         start.beat("inside", first)
-        _check(
-            self.library.isolated(
-                programs.records, programs.bounds.ctypes.data, programs.count, count, starts.ctypes.data, start.spin,
-                barrier, start.beat_address or None, first, stamps.ctypes.data,
-            )
-        )  # fmt: skip
-        return Round(stamps)
+        return Round(programs.isolate(count, first, starts, start.spin, barrier, start.beat_address))
 
     def streamed(self, operations: list[Operation], count: int, first: int, start: Start) -> Round:
         programs = self._of(operations)

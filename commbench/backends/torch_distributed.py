@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from commbench.backends.base import Context
+from commbench.backends.forcing import Chosen
 from commbench.cases import Case
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Operation, Post, in_order, rotate
@@ -49,7 +50,7 @@ class TorchDistributed:
     def start(self, context: Context) -> None:
         self._prepare(context)
         store = _store(context)
-        self._compare(context, store)
+        self._compare(context)
         dist.init_process_group(
             self.name, store=store, rank=context.rank, world_size=context.world, timeout=TIMEOUT, **self._init_options()
         )
@@ -60,7 +61,7 @@ class TorchDistributed:
     def _prepare(self, context: Context) -> None:
         raise NotImplementedError
 
-    def _compare(self, context: Context, store: Any) -> None:
+    def _compare(self, context: Context) -> None:
         """What the ranks must tell one another before they make a process group."""
 
     def _init_options(self) -> dict[str, Any]:
@@ -85,7 +86,13 @@ class TorchDistributed:
     def why_not_forced(self, collective: str) -> str | None:
         return None
 
-    def chosen(self, case: Case) -> list[tuple[str, str]] | None:
+    def chosen(self, case: Case, operation: Operation | None) -> list[Chosen] | None:
+        return None
+
+    def tainted(self) -> str | None:
+        return None
+
+    def gpu(self) -> str | None:
         return None
 
     def estimate(self, case: Case, members: tuple[int, ...]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ import typer
 from commbench.cli.run import check_world, head_or_here, option, ranks_of
 
 if TYPE_CHECKING:
-    from commbench.launch.runner import Run
+    from commbench.launch.run import Run
 
 _HELP = """Measure links: latency, rate, overhead, both directions at once, fan-in, NICs with several ranks behind them.
 
@@ -44,7 +45,7 @@ def calibrate(
     from commbench.cli.errors import UsageError
     from commbench.cli.options import read_options
     from commbench.launch.place import LaunchError, detect
-    from commbench.launch.runner import NotRunnable, check_runnable
+    from commbench.launch.runnable import NotRunnable, check_runnable
     from commbench.store.writer import StoreError
 
     given: dict[str, Any] = {
@@ -54,9 +55,13 @@ def calibrate(
     options = read_options(None, given)
     if file is not None and not file.parent.is_dir():
         raise UsageError(f"--file: there is no directory {file.parent}")
+    if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        raise UsageError(f"--file: {file} {'is a directory' if file.is_dir() else 'cannot be written'}: name a file")
     try:
         place = detect(os.environ, launcher)
         check_world(options, place)
+        if ranks_of(options, place) < 2:
+            raise UsageError("one rank has no link to measure: ask for --ranks 2 or more")
         sweep = replace(options.sweep(0), collectives=())
         check_runnable(sweep, local_ranks=None if place else ranks_of(options, None))
         return head_or_here(options, sweep, place, lambda run: _report(run, file), thorough=True)
@@ -86,6 +91,6 @@ def _report(run: Run, file: Path | None) -> int:
             shutil.copyfile(written, file)
             written = file
         except OSError as error:
-            print(f"commbench: cannot write {file} ({error.strerror}): it is in {written}")
+            print(f"commbench: cannot write {file} ({error.strerror}): it is in {written}", file=sys.stderr)
     print(f"calibration: {shlex.quote(str(written))}")
-    return run.exit_code
+    return run.exit_code or (3 if file not in (None, written) else 0)

@@ -16,12 +16,15 @@ import typer
 
 from commbench import __version__
 from commbench.backends import BACKENDS, BackendInfo
+from commbench.cli.doctor_gpus import gpu_lines
 from commbench.launch.network import interfaces
 from commbench.launch.place import LaunchError, Place, detect
 from commbench.launch.start import find_mpirun, mpirun_command, mpirun_environment
+from commbench.provenance.gpu import collect_gpus
+from commbench.provenance.gpu_topology import collect_topology
 from commbench.provenance.host import collect_host
 from commbench.provenance.network import collect_network
-from commbench.provenance.sources import command
+from commbench.provenance.sources import attempt, command
 
 PROBE_S = 15.0
 # The alarm ends a rank that mpirun left behind. Rank 0 alone speaks: N singletons would all be rank 0 of 1.
@@ -61,7 +64,7 @@ def examine() -> Iterator[Check]:
     """Every check in the order it is shown: the machine, how ranks start, then one line a backend."""
     yield Check(subject="machine", text=_machine(collect_host()))
     yield Check(subject="python", text=f"{platform.python_version()} with commbench {__version__}, {sys.executable}")
-    yield Check(subject="GPU", text=_gpus())
+    yield from _gpus()
     yield Check(subject="network", text=_network(collect_network(), interfaces()))
     place, text = _launcher()
     yield Check(subject="launcher", text=text)
@@ -152,7 +155,18 @@ def _machine(host: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _gpus() -> str:
+def _gpus() -> Iterator[Check]:
+    """By NVIDIA's management library where it is there, else by nvidia-smi."""
+    gpus = attempt(collect_gpus)
+    if not gpus or not gpus.get("devices"):
+        failed = f"; NVML fails: {gpus['error']}" if gpus and "error" in gpus else ""
+        yield Check(subject="GPU", text=_listed_gpus() + failed)
+        return
+    for text, ok in gpu_lines(gpus, attempt(collect_topology) or {"error": "NVML has gone"}):
+        yield Check(subject="GPU", text=text, ok=ok)
+
+
+def _listed_gpus() -> str:
     argv = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
         lines = command(argv, timeout_s=5).strip().splitlines()

@@ -11,9 +11,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from commbench.algorithms.names import check_algorithms, expand_algorithms
 from commbench.backends import REGISTRY
-from commbench.cases import DTYPES, PLACEMENTS, REDUCE_OPS, TIMINGS, Sweep, parse_group
+from commbench.cases import BUFFERS, DTYPES, EXECUTIONS, PLACEMENTS, REDUCE_OPS, TIMINGS, Sweep, parse_group
 from commbench.cli.errors import UsageError
 from commbench.collectives import COLLECTIVES
+from commbench.launch.bind import BINDINGS
+from commbench.launch.order import ONCE, Launches, parse_auto
+from commbench.launch.variants import (
+    Variant,
+    VariantSet,
+    gather_variants,
+    make_variant,
+    parse_variant,
+    variant_set,
+    why_not_set,
+)
 from commbench.registry import unknown_name
 from commbench.units import parse_duration, parse_fraction, parse_sizes
 
@@ -79,6 +90,32 @@ def _integer(least: int) -> Callable[[Any], int]:
     return parse
 
 
+def _launches(value: Any) -> Launches:
+    if isinstance(value, str) and value.startswith("auto"):
+        return parse_auto(value)
+    return Launches.fixed(_integer(1)(value))
+
+
+def _variants(value: Any) -> tuple[Variant, ...]:
+    """Texts as on the command line, or a TOML table of tables: a name, and variables with their values."""
+    if isinstance(value, dict):
+        found = [make_variant(name, _settings(name, settings)) for name, settings in value.items()]
+    else:
+        found = [parse_variant(_text(item)) for item in (value if isinstance(value, (list, tuple)) else [value])]
+    gather_variants(found, ())
+    return tuple(found)
+
+
+def _settings(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError(f"variant {name!r} is not a table of variables")  # noqa: TRY004  as above
+    for variable, setting in value.items():
+        if isinstance(setting, bool) or not isinstance(setting, (str, int)):
+            line = f"variant {name!r}: {variable} is neither text nor a whole number: put it in quotes"
+            raise ValueError(line)  # noqa: TRY004  as above
+    return {variable: str(setting) for variable, setting in value.items()}
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not text: put it in quotes")  # noqa: TRY004  as above
@@ -95,12 +132,18 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "group": lambda value: tuple(dict.fromkeys(parse_group(item) for item in _items(value))),
     "root": _integer(0),
     "timing": _names("timing", TIMINGS),
+    "execution": _names("execution", EXECUTIONS),
+    "buffers": _names("kind of buffer", BUFFERS),
     "precision": lambda value: parse_fraction(str(value)),
     "max_time": lambda value: parse_duration(str(value)),
     "budget": lambda value: None if str(value) == "auto" else parse_duration(str(value)),
     "ranks": _integer(1),
     "nodes": _integer(1),
-    "launches": _integer(1),
+    "launches": _launches,
+    "variant": _variants,
+    "variants": lambda value: tuple(variant_set(name) for name in dict.fromkeys(_items(value))),
+    "spread": lambda value: parse_duration(str(value)),
+    "bind": lambda value: _names("binding", BINDINGS)(value)[0],
     "cache": lambda value: _names("cache", ("rotate", "warm"))(value)[0],
     "iters": _integer(1),
     "soak": lambda value: parse_duration(str(value)),
@@ -126,12 +169,18 @@ class RunOptions(BaseModel):
     group: tuple[str, ...] = ("world",)
     root: int = 0
     timing: tuple[str, ...] = TIMINGS
+    execution: tuple[str, ...] = ("eager",)
+    buffers: tuple[str, ...] = ("plain",)
     precision: float = 0.02
     max_time: float = 5.0
     budget: float | None = None
     ranks: int | None = None
     nodes: int | None = None
-    launches: int = 1
+    launches: Launches = ONCE
+    variant: tuple[Variant, ...] = ()
+    variants: tuple[VariantSet, ...] = ()
+    spread: float | None = None
+    bind: str = "none"
     cache: str = "rotate"
     iters: int | None = None
     soak: float | None = None
@@ -153,13 +202,36 @@ class RunOptions(BaseModel):
             return value
         return check_algorithms(_items(value), info.data["collective"], info.data["backend"])
 
+    @field_validator("variants", mode="after")
+    @classmethod
+    def _fit(cls, sets: tuple[VariantSet, ...], info: Any) -> tuple[VariantSet, ...]:
+        if {"collective", "backend", "variant"} <= info.data.keys():
+            reasons = (why_not_set(one, info.data["backend"], info.data["collective"]) for one in sets)
+            reason = next(filter(None, reasons), None)
+            if reason is not None:
+                raise ValueError(reason)
+            gather_variants(info.data["variant"], sets)
+        return sets
+
+    @field_validator("spread", mode="after")
+    @classmethod
+    def _several(cls, spread: float | None, info: Any) -> float | None:
+        if spread is not None and "launches" in info.data and not info.data["launches"].several:
+            raise ValueError("there is one launch, which cannot be spread over a time: add --launches, such as 6")
+        return spread
+
+    @property
+    def all_variants(self) -> tuple[Variant, ...]:
+        """Those of the command and of the sets that it names; the nameless one where there are none."""
+        return gather_variants(self.variant, self.variants)
+
     def sweep(self, seed: int) -> Sweep:
         """The sweep that these options describe."""
         algorithms, left_out = expand_algorithms(self.algorithm, self.collective)
         return Sweep(
             backends=self.backend, collectives=self.collective, sizes=self.sizes, dtypes=self.dtype, ops=self.op,
             placements=self.placement, groups=self.group, timings=self.timing, algorithms=algorithms,
-            left_out=left_out, root=self.root, cache=self.cache,
+            left_out=left_out, root=self.root, executions=self.execution, buffers=self.buffers, cache=self.cache,
             precision=self.precision, max_time_s=self.max_time, budget_s=self.budget, iterations=self.iters,
             soak_s=self.soak, deadline_s=self.deadline, label=self.label,
             seed=self.seed if self.seed is not None else seed,

@@ -116,6 +116,11 @@ class _Machine:
         for requested in requests:
             moved = spec.message_bytes(requested, itemsize, self.ranks)
             rows.append(self._row(collective, moved, requested, timing, dtype, itemsize))
+        if all(spec.sized and not row.bytes for row in rows):
+            raise ValueError(
+                f"--sizes {sizes}: all are less than one {dtype} a rank for {collective} on {self.ranks} ranks"
+            )
+        rows = list({row.bytes: row for row in reversed(rows)}.values())[::-1]  # two requests may move the same
         known = tuple(dict.fromkeys(name for row in rows for name in row.times))
         chosen = _chosen(algorithm, collective, known) if known else ()
         return Forecast(
@@ -216,6 +221,8 @@ def _machine(
         raise ValueError("--backend chooses among the links of a calibration: leave it out with --hardware")
     preset = load_hardware(str(hardware))
     nodes = 1 if nodes is None else nodes
+    if nodes < 1:
+        raise ValueError(f"--nodes {nodes}: there must be 1 or more")
     ranks = preset.gpus_per_node * nodes if ranks is None else ranks
     per_node = _per_node(ranks, nodes)
     return _Machine(preset.name, hardware_links(preset, per_node), ranks, nodes, preset, nccl_version)

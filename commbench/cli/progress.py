@@ -16,6 +16,8 @@ class Progress:
         self._total = total
         self._done = 0
         self._began = time.monotonic()
+        self._launch = ""  # which one this is, before what it does
+        self._pausing = False
         self._bar: Any = None
         self._task: Any = None
         if sys.stderr.isatty():
@@ -38,20 +40,51 @@ class Progress:
             print(f"commbench: {event['line']}", file=sys.stderr, flush=True)
         if event["kind"] == "calibration":
             print(f"{event['backend']}: links calibrated", file=sys.stderr, flush=True)
+        if event["kind"] == "note":
+            print(event["line"], file=sys.stderr, flush=True)
+        if event["kind"] == "launch":
+            self._begin_launch(event)
+        if event["kind"] == "pause":
+            self._pause(f"next launch in {event['left_s']:.0f} s")
         if event["kind"] == "doing" and self._bar is not None:
-            self._bar.update(self._task, description=event["doing"])
-            self._bar.refresh()
+            self._describe(event["doing"])
         if event["kind"] != "point":
             return
         self._done += 1
         line = describe(event["point"])
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done, total=max(self._total, self._done), description=line)
-            self._bar.refresh()
+            self._bar.update(self._task, completed=self._done, total=max(self._total, self._done))
+            self._describe(line)
         else:
             seconds = time.monotonic() - self._began
             count = (self._done - 1) % self._total + 1  # a soak goes through the cases again and again
             print(f"[{count:>{len(str(self._total))}}/{self._total} {seconds:4.0f} s] {line}", file=sys.stderr)
+
+    def _begin_launch(self, event: dict[str, Any]) -> None:
+        self._pausing = False
+        self._total = max(1, event["cases"])
+        if event["of"] < 2:
+            return
+        of = f"about {event['of']}" if event["open"] else str(event["of"])
+        self._launch = f"launch {event['number']} of {of}"
+        line = f"{self._launch}: {event['title']}"
+        if self._bar is None:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._bar.update(self._task, total=max(self._total, self._done))
+            self._describe(event["title"])
+
+    def _pause(self, line: str) -> None:
+        if self._bar is not None:
+            self._launch = ""
+            self._describe(line)
+        elif not self._pausing:
+            print(line, file=sys.stderr, flush=True)
+        self._pausing = True
+
+    def _describe(self, doing: str) -> None:
+        self._bar.update(self._task, description=f"{self._launch}: {doing}" if self._launch else doing)
+        self._bar.refresh()
 
     def close(self) -> None:
         if self._bar is not None:

@@ -39,7 +39,7 @@ def show(
     commbench show 20250102T0304 --timing streamed   one run, by the beginning of its id
     commbench show --plot busbw.png --csv points.csv
     """
-    from commbench.report.frame import find_run, read_run
+    from commbench.report.frame import find_run, read_run, taint_line
     from commbench.report.tables import plain, print_tables
 
     try:
@@ -62,6 +62,8 @@ def show(
     if len(chosen):
         print_tables(chosen)
     print(plain(_headline(info, frame)))
+    if (line := taint_line(info.path, frame["tainted"])) is not None:
+        print(plain(line))
     print(f"results: {info.path}")
     for file in (plot, csv):
         if file is not None:

@@ -102,10 +102,13 @@ class NcclLog:
         return combine_graphs(self.graphs)
 
 
-def read_log(path: Path) -> NcclLog:
+def read_log(path: Path | str) -> NcclLog:
     """What NCCL wrote into ``path``. Raises ValueError with one line where there is nothing of it."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        log = parse_log(lines)
+    with Path(path).open(encoding="utf-8", errors="replace") as lines:
+        try:
+            log = parse_log(lines)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     if log == NcclLog():
         raise ValueError(
             f"{path}: nothing of NCCL's in it: run with NCCL_DEBUG=INFO and NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH,TUNING"

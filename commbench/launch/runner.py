@@ -8,233 +8,187 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import signal
 import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import commbench
 from commbench.backends import BACKENDS
-from commbench.backends.forcing import can_force, is_forced
-from commbench.cases import Case, Layout, Sweep
+from commbench.cases import Layout, Sweep
+from commbench.launch.bind import BindError, assign, short, to_environment, why_not_bound
 from commbench.launch.client import EXIT_FAILED, Client
 from commbench.launch.heartbeat import Heartbeat, read_beats
 from commbench.launch.hub import Hub, WorldError
+from commbench.launch.interrupt import Interrupts
 from commbench.launch.judge import Outcome
 from commbench.launch.meet import meet
 from commbench.launch.network import LOOPBACK, listen
+from commbench.launch.order import ONCE, Launches, launch_seed, sets_in_order, shuffled
 from commbench.launch.place import Place
+from commbench.launch.repetitions import Repetitions
+from commbench.launch.run import Run, broken
+from commbench.launch.runnable import NotRunnable, forced_alone
+from commbench.launch.sets import ProcessSet, process_sets
 from commbench.launch.start import Children, child_environment, find_mpirun, start_local, start_mpirun
 from commbench.launch.startup import startup_s
+from commbench.launch.variants import Variant
 from commbench.launch.verify import hello, verify
-from commbench.measure.prepare import host_memory
-from commbench.provenance.env import collect_env
-from commbench.provenance.git import collect_git
-from commbench.records import END, MANIFEST
-from commbench.store.calibration import CALIBRATION, Calibration, write_calibration
-from commbench.store.writer import StoreError, create_run, reserve, utc_now, write_json
+from commbench.store.calibration import Calibration
+from commbench.store.writer import StoreError, create_run
 
 SECONDS_A_CASE = 0.3
-RANK_BYTES = 150_000_000  # what a rank takes at least once torch is loaded
-
-
-class NotRunnable(ValueError):
-    """What was asked for cannot be run here: one line that says why and what to do."""
-
-
-@dataclass(kw_only=True)
-class Run:
-    """A run in progress, and afterwards what came of it. ``points`` are kept here as well as on disk."""
-
-    sweep: Sweep
-    directory: Path
-    on_event: Callable[[dict[str, Any]], None]
-    points: list[dict[str, Any]] = field(default_factory=list)
-    given: Calibration | None = None  # links from a file; else each launch measures its own
-    thorough: bool = False  # whether links are what is being measured
-    found: dict[str, dict[str, Any]] = field(default_factory=dict)  # backend -> its calibration
-    links: dict[str, Any] = field(default_factory=dict)  # backend -> its links as they were last measured
-    layout: Layout | None = None
-    # Until a launch says otherwise: an error of our own, or a second Ctrl-C, must not pass for a good end.
-    outcome: Outcome = field(default_factory=lambda: Outcome.failed("commbench itself failed"))
-
-    def hear(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "point":
-            self.points.append(event["point"])
-        if event["kind"] == "calibration":
-            self._keep(event["backend"], event["calibration"])
-        self.on_event(event)
-
-    def _keep(self, backend: str, calibration: dict[str, Any]) -> None:
-        """The first launch's links, in a file that other commands take."""
-        assert self.layout is not None
-        self.links[backend] = calibration["links"]
-        if self.found.setdefault(backend, calibration) is calibration:
-            write_calibration(self.directory / CALIBRATION, hosts=self.layout.hosts, backends=self.found)
-
-    def begin(self, layout: Layout, launcher: str, launches: int, cases: int) -> None:
-        """The manifest, on disk before the first timing."""
-        self.layout = layout
-        reserve(self.directory / END)
-        write_json(
-            self.directory / MANIFEST,
-            {
-                "run_id": self.directory.name, "started_utc": utc_now(), "commbench": commbench.__version__,
-                "git": collect_git(), "argv": sys.argv, "launcher": launcher, "launches": launches, "cases": cases,
-                "sweep": self.sweep.to_dict(), "label": self.sweep.label, "seed": self.sweep.seed,
-                "world": layout.world, "hosts": list(layout.hosts), "environment": collect_env(os.environ),
-            },
-        )  # fmt: skip
-
-    def end(self) -> None:
-        """How it ended: said at once, since a launcher may be about to kill this process, and then written, last of all
-        and into space that was reserved for it."""
-        if self.outcome.line:
-            kept = f"{len(self.points)} points kept in {self.directory}"
-            self.on_event({"kind": "end", "line": f"{self.outcome.line}; {kept}"})
-        counts: dict[str, int] = {}
-        for point in self.points:
-            counts[point["status"]] = counts.get(point["status"], 0) + 1
-        try:
-            write_json(
-                self.directory / END,
-                {
-                    "status": self.outcome.status, "reason": self.outcome.line, "exit_code": self.exit_code,
-                    "ended_utc": utc_now(), "points": counts, "blamed_ranks": list(self.outcome.ranks),
-                },
-            )  # fmt: skip
-        except StoreError as error:
-            print(f"commbench: {error}", file=sys.stderr)
-
-    @property
-    def exit_code(self) -> int:
-        if self.outcome.code:
-            return self.outcome.code
-        return 3 if any(point["status"] in ("wrong", "failed") for point in self.points) else 0
-
-
-def new_seed() -> int:
-    return secrets.randbits(31)
-
-
-def check_runnable(sweep: Sweep, *, local_ranks: int | None) -> None:
-    """Raises NotRunnable where a backend cannot run here, or cannot be started without a launcher.
-
-    ``local_ranks``: how many this host must hold, None where a launcher holds them.
-    """
-    if local_ranks is not None and local_ranks * RANK_BYTES > host_memory():
-        raise NotRunnable(
-            f"{local_ranks} ranks need about {local_ranks * RANK_BYTES / 1e9:.0f} GB on this host and "
-            f"{host_memory() / 1e9:.0f} GB is available: ask for fewer with --ranks"
-        )
-    if local_ranks is None:
-        forced_alone(sweep)
-    for name in sweep.backends:
-        reason = BACKENDS[name].why_unavailable()
-        if reason:
-            raise NotRunnable(reason)
-        if local_ranks is not None and BACKENDS[name].starter == "mpirun" and find_mpirun() is None:
-            raise NotRunnable(
-                f"backend {name!r} needs mpirun to start its ranks and there is none beside {sys.executable} or on PATH: "
-                "pip install 'commbench[mpi]', start commbench under the cluster's mpirun or srun, or ask for "
-                "--backend gloo"
-            )
-
-
-def forced_alone(sweep: Sweep) -> str | None:
-    """The algorithm that ranks which a launcher has started once are told to use, or None.
-
-    Raises NotRunnable where it is not the only one of the sweep: they cannot be started again for the others.
-    """
-    forced = [name for name in sweep.algorithms if is_forced(name)]
-    if forced and len(sweep.algorithms) > 1:
-        raise NotRunnable(
-            f"algorithm {forced[0]!r} needs ranks of its own, and the launcher starts them once: run once per forced "
-            "algorithm, and once for the others"
-        )
-    return forced[0] if forced else None
 
 
 # -- the ranks are ours ----------------------------------------------------------------------------
 
 
 def run_local(
-    sweep: Sweep, *, ranks: int, launches: int, out: Path, on_event: Callable[[dict[str, Any]], None],
-    given: Calibration | None = None, thorough: bool = False,
+    sweep: Sweep, *, ranks: int, out: Path, on_event: Callable[[dict[str, Any]], None],
+    launches: Launches = ONCE, variants: Sequence[Variant] = (Variant(),), spread_s: float | None = None,
+    bind: str = "none", given: Calibration | None = None, thorough: bool = False,
 ) -> Run:  # fmt: skip
-    """Start ``ranks`` processes on this host for every launch and kind of backend, one set after the other.
+    """Start ``ranks`` processes on this host for every launch of every set of processes, one after the other.
 
     Links are ``given`` or measured first; a sweep without collectives measures nothing else, ``thorough``ly if asked.
+    Raises NotRunnable where ranks cannot be bound as asked, or ``given`` links do not fit them.
     """
     layout = Layout(hosts=(socket.gethostname(),) * ranks)
+    if given is not None:
+        _given_links(given, sweep.backends, layout)
     cases = sweep.expand(layout)
     patience = startup_s()
-    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event, given=given, thorough=thorough)
-    sets = process_sets(sweep.backends, cases)
-    run.begin(layout, "commbench", launches * len(sets), launches * len(cases))
+    sets = process_sets(sweep.backends, cases, variants)
     try:
-        for index in range(launches * len(sets)):
-            if index % len(sets) == 0:
-                run.links.clear()  # each of the user's launches measures its own
-            one = sets[index % len(sets)]
-            share = len(one.cases) / max(1, len(cases)) / launches
-            run.outcome = _launch(run, index, one, layout, share, patience)
-            if run.outcome.code:
-                break
-    finally:
-        run.end()
+        cores = assign(bind, ranks, os.sched_getaffinity(0))
+    except BindError as error:
+        raise NotRunnable(str(error)) from None
+    run = Run(sweep=sweep, directory=create_run(out), on_event=on_event, given=given, thorough=thorough)
+    total = sum(len(one.cases) for one in sets)
+    run.begin(
+        layout, "commbench", sets=len(sets), cases=total, launches=launches, variants=variants, spread_s=spread_s,
+        bind=bind,
+    )  # fmt: skip
+    with Interrupts() as interrupts:
+        try:
+            repetitions = Repetitions(launches, spread_s=spread_s)
+            _Launcher(run, sets, repetitions, interrupts, bind, cores, patience).carry_out()
+        finally:
+            run.end()
     return run
 
 
+class _Launcher:
+    """Launches all sets of processes again and again."""
+
+    def __init__(
+        self, run: Run, sets: Sequence[ProcessSet], repetitions: Repetitions, interrupts: Interrupts, bind: str,
+        cores: tuple[tuple[int, ...], ...], patience_s: float,
+    ) -> None:  # fmt: skip
+        self._run = run
+        self._sets = sets
+        self._repetitions = repetitions
+        self._interrupts = interrupts
+        self._bind = bind
+        self._cores = cores
+        self._cases = sum(len(one.cases) for one in sets)
+        self._patience_s = patience_s
+        self._began = time.monotonic()
+        self._made = 0
+
+    def carry_out(self) -> None:
+        """Until there were enough, or one has failed, or somebody asks to end; the run then has the outcome."""
+        run, repetitions = self._run, self._repetitions
+        more = True
+        while more:
+            self._pause()
+            repetitions.start(time.monotonic())
+            links: dict[str, dict[str, Any]] = {}  # by variant: each repetition measures its own
+            for number in sets_in_order(len(self._sets), repetitions.done):
+                one = self._sets[number]
+                run.links = links.setdefault(one.variant.name, {})
+                run.outcome = broken()
+                run.outcome = self._launch_next(one)
+                if run.outcome.code:
+                    return
+            more = repetitions.finish(run.points, lambda line: run.on_event({"kind": "note", "line": line}))
+            run.repetitions, run.precise = repetitions.done, repetitions.precise
+
+    def _pause(self) -> None:
+        while self._interrupts.reason is None:
+            left = self._repetitions.pause_s(time.monotonic())
+            if left <= 0:
+                return
+            self._run.on_event({"kind": "pause", "left_s": left})
+            self._interrupts.sleep(min(left, 1.0))
+
+    def _launch_next(self, one: ProcessSet) -> Outcome:
+        if self._interrupts.reason is not None:
+            where = "between launches" if self._made else "before the first launch"
+            return Outcome(status="interrupted", code=EXIT_FAILED, line=f"{self._interrupts.reason} {where}")
+        launches, index = self._repetitions.launches, self._made
+        self._made += 1
+        self._run.on_event(
+            {
+                "kind": "launch", "number": index + 1, "of": self._repetitions.expected * len(self._sets),
+                "cases": self._repetitions.expected * self._cases, "title": one.title,
+                "open": launches.precision is not None,
+            }
+        )  # fmt: skip
+        seed = self._run.sweep.seed
+        if launches.several:
+            seed = launch_seed(seed, index)
+            one = shuffled(one, seed)
+        launch = Launch(
+            index=index, of=one, repetition=self._repetitions.done, seed=seed, began_s=time.monotonic() - self._began,
+            share=len(one.cases) / max(1, self._cases) / launches.most, bind=self._bind, cores=self._cores,
+        )  # fmt: skip
+        outcome = _launch(self._run, launch, self._interrupts, self._patience_s)
+        if outcome.line and one.variant.name:
+            return replace(outcome, line=f"variant {one.variant.name}: {outcome.line}")
+        return outcome
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessSet:
-    """What one set of processes is for. ``forced``: the algorithm that the libraries are told to use, if any."""
+class Launch:
+    """One set of processes that is to be started. ``share``: its part of the budget and of a soak; ``began_s``: since
+    the run began; ``cores``: per rank the processors that it is bound to, empty where ``bind`` is ``none``."""
 
-    backends: tuple[str, ...]
-    cases: tuple[Case, ...]
-    forced: str | None = None
-
-
-def process_sets(backends: tuple[str, ...], cases: tuple[Case, ...]) -> list[ProcessSet]:
-    """Backends by what starts their ranks, each kind with processes of its own; for every forced algorithm others.
-
-    Libraries read what they are told once, when they start. A case whose algorithm its backend cannot be told to use
-    goes to the set without, to be skipped there.
-    """
-    found = []
-    for kind in dict.fromkeys(BACKENDS[name].starter for name in backends):
-        mine = tuple(name for name in backends if BACKENDS[name].starter == kind)
-        for forced in dict.fromkeys((None, *(_forced(case) for case in cases if case.backend in mine))):
-            those = tuple(case for case in cases if case.backend in mine and _forced(case) == forced)
-            needed = tuple(name for name in mine if any(case.backend == name for case in those))
-            if needed or not cases:
-                found.append(ProcessSet(backends=needed or mine, cases=those, forced=forced))
-    return found
+    index: int = 0
+    of: ProcessSet
+    repetition: int = 0
+    seed: int
+    began_s: float = 0.0
+    share: float = 1.0
+    bind: str = "none"
+    cores: tuple[tuple[int, ...], ...] = ()
 
 
-def _forced(case: Case) -> str | None:
-    return case.algorithm if can_force(case.backend, case.collective, case.algorithm) else None
-
-
-def _launch(run: Run, index: int, of: ProcessSet, layout: Layout, share: float, patience_s: float) -> Outcome:
+def _launch(run: Run, launch: Launch, interrupts: Interrupts, patience_s: float) -> Outcome:
+    assert run.layout is not None
+    of, layout = launch.of, run.layout
     listener = listen(LOOPBACK)
     token = secrets.token_hex(16)
     with _pages() as pages:
         oversubscribed = layout.world > len(os.sched_getaffinity(0))
-        environment = child_environment(os.environ, hub=listener.getsockname(), token=token, pages=pages)
+        base = {**os.environ, **of.variant.settings}
+        environment = child_environment(base, hub=listener.getsockname(), token=token, pages=pages)
+        environment.update(to_environment(launch.cores))
         children = Children(processes={}, errors={})
 
         def plan(hellos: list[dict[str, Any]]) -> dict[str, Any]:
             children.watch([said["pid"] for said in hellos])
             found = verify(hellos)
-            return make_plan(run, index, found, of, _cores_for_all(hellos), share)
+            reason = why_not_bound(launch.cores, [said["cores"] for said in hellos])
+            if reason is not None:
+                raise WorldError(f"--bind {launch.bind}: {reason}")
+            return make_plan(run, launch, found, _cores_for_all(hellos))
 
         hub = Hub(
             listener=listener, world=layout.world, token=token, make_plan=plan, on_event=run.hear,
@@ -242,7 +196,7 @@ def _launch(run: Run, index: int, of: ProcessSet, layout: Layout, share: float, 
             patient=True,
         )  # fmt: skip
         try:
-            with _interruptible(hub):
+            with interrupts.reach(hub):
                 if BACKENDS[of.backends[0]].starter == "mpirun":
                     start_mpirun(
                         children, find_mpirun() or "mpirun", layout.world, environment, oversubscribed=oversubscribed
@@ -260,17 +214,23 @@ def _launch(run: Run, index: int, of: ProcessSet, layout: Layout, share: float, 
     return outcome
 
 
-def make_plan(run: Run, index: int, layout: Layout, of: ProcessSet, spin: bool, share: float) -> dict[str, Any]:
-    """What every rank is told; ``share`` is this launch's part of the budget and of a soak."""
-    sweep = run.sweep
+def make_plan(run: Run, launch: Launch, layout: Layout, spin: bool) -> dict[str, Any]:
+    """What every rank is told."""
+    sweep, of, share = run.sweep, launch.of, launch.share
     budget = sweep.budget_s * share if sweep.budget_s is not None else max(5.0, SECONDS_A_CASE * len(of.cases))
     told = replace(sweep, soak_s=sweep.soak_s * share if sweep.soak_s is not None else None)
+    facts = {
+        "order": launch.index, "repetition": launch.repetition, "started_s": launch.began_s, "bind": launch.bind,
+        "variant": of.variant.name,
+    }  # fmt: skip
     return {
-        "run": str(run.directory.resolve()), "run_id": run.directory.name, "launch": index, "hosts": list(layout.hosts),
-        "sweep": told.to_dict(), "cases": [case.to_dict() for case in of.cases],
+        "run": str(run.directory.resolve()), "run_id": run.directory.name, "launch": launch.index,
+        "hosts": list(layout.hosts), "sweep": told.to_dict(), "cases": [case.to_dict() for case in of.cases],
         "titles": [case.title for case in of.cases], "spin": spin, "budget_s": budget, "backends": list(of.backends),
         "links": _given_links(run.given, of.backends, layout) if run.given else run.links, "thorough": run.thorough,
-        "forced": of.forced,
+        "forced": of.forced, "variant": of.variant.name, "settings": dict(of.variant.settings),
+        "repetition": launch.repetition, "order_seed": launch.seed, "bind": launch.bind,
+        "bound": [short(one) for one in launch.cores], "facts": facts,
     }  # fmt: skip
 
 
@@ -318,24 +278,6 @@ def _pages() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-@contextmanager
-def _interruptible(hub: Hub) -> Iterator[None]:
-    """Ctrl-C and the signals that ask a process to end do so in order; a second Ctrl-C does what it always did."""
-
-    def ask(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        name = signal.Signals(number).name
-        hub.interrupt("interrupted" if number == signal.SIGINT else f"told to end ({name})")
-
-    asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.signal(number, ask) for number in asking}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 # -- the ranks are somebody else's -----------------------------------------------------------------
 
 
@@ -357,9 +299,9 @@ def run_as_head(
         layout = verify(hellos, nodes)
         try:
             cases = sweep.expand(layout)
-            run.begin(layout, place.launcher, 1, len(cases))
+            run.begin(layout, place.launcher, sets=1, cases=len(cases), launches=ONCE, variants=())
             everything = ProcessSet(backends=sweep.backends, cases=cases, forced=forced_alone(sweep))
-            return make_plan(run, 0, layout, everything, _cores_for_all(hellos), 1.0)
+            return make_plan(run, Launch(of=everything, seed=sweep.seed), layout, _cores_for_all(hellos))
         except (ValueError, StoreError) as error:
             raise WorldError(str(error)) from None
 
@@ -374,6 +316,7 @@ def run_as_head(
         code = EXIT_FAILED
         try:
             run.outcome = hub.run()
+            run.repetitions = 1
             code = run.outcome.code
             if code:
                 run.end()
@@ -393,7 +336,7 @@ def run_as_head(
         address=meeting.address, token=meeting.token, hello=hello(place), heartbeat=heartbeat, timeout_s=patience,
         obeys_stop=False,
     )  # fmt: skip
-    with _interruptible(hub):
+    with Interrupts() as interrupts, interrupts.reach(hub):
         be_rank(client, place)
         thread.join()
     run.end()

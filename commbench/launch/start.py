@@ -41,13 +41,15 @@ def find_mpirun() -> str | None:
 
 
 def mpirun_command(mpirun: str, ranks: int, *, oversubscribed: bool) -> list[str]:
-    """argv up to the program. Open MPI needs to be told that more ranks than cores are meant; Hydra does not."""
+    """argv up to the program, for ranks on this host alone, whatever hosts mpirun would take by itself.
+
+    Open MPI needs to be told that more ranks than cores are meant; Hydra does not.
+    """
     command = [mpirun, "-n", str(ranks)]
-    if _is_open_mpi(mpirun):
-        command += ["--map-by", ":OVERSUBSCRIBE"]
-        if oversubscribed:
-            command += ["--bind-to", "none"]
-    return command
+    if not _is_open_mpi(mpirun):
+        return [*command, "-hosts", "localhost"]
+    command += ["--host", f"localhost:{ranks}", "--map-by", ":OVERSUBSCRIBE"]
+    return [*command, "--bind-to", "none"] if oversubscribed else command
 
 
 def mpirun_environment(base: Mapping[str, str], *, oversubscribed: bool) -> dict[str, str]:

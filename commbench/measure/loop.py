@@ -61,7 +61,8 @@ class Measured:
     """What rank 0 knows in the end. ``stamps[rank, iteration] = (start, end)`` in ns; ``kept`` marks iterations that
     count; ``batch`` operations make one iteration (1 when isolated). ``summary`` is per operation, as are
     ``wire_bytes``, what all hosts sent, None where nobody counted, and ``host_s``, for which the slowest rank's host was
-    busy beside a device that did the operation. ``overhead_s``: what the loop adds to one, on the slowest rank."""
+    busy beside a device that did the operation. ``starved``: the share of operations for which a device waited for its
+    host. ``overhead_s``: what the loop adds to one, on the slowest rank."""
 
     summary: Summary
     iterations: Iterations
@@ -75,6 +76,7 @@ class Measured:
     start: str
     wire_bytes: float | None = None
     host_s: float | None = None
+    starved: float | None = None
     overhead_s: float | None = None
 
 
@@ -223,7 +225,7 @@ def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], Round]:
     wrong = rank.count_wrong(checked)
     values = {
         "wrong": wrong, "timed_s": done - ready, "check_s": time.perf_counter() - done + filled - began,
-        "host_s": found.host_s,
+        "host_s": found.host_s, "starved": found.starved,
     }  # fmt: skip
     control.beat("deciding", plan["first"])
     return values, found
@@ -251,6 +253,7 @@ class _Head:
     spread: float = 1.5
     batch: int = 1
     host_s: list[float] = field(default_factory=list)
+    starved: list[float] = field(default_factory=list)
 
     @property
     def common_clock(self) -> bool:
@@ -328,7 +331,9 @@ class _Head:
         self.checked += len(plan["check"])
         self.timed_s += max(value["timed_s"] for value in values)
         self.check_s += max(value["check_s"] for value in values)
-        self.host_s += [max(value["host_s"] for value in values)] if values[0]["host_s"] is not None else []
+        for name, found_in in (("host_s", self.host_s), ("starved", self.starved)):
+            known = [value[name] for value in values if value[name] is not None]
+            found_in += [max(known)] if known else []
         if not self.settings.streamed:
             self.estimate_s = max(1e-7, float(np.percentile(found.first, 90)))
             late = np.mean(found.skew > np.maximum(SAME_HOST_ERROR_S, 0.1 * found.time))
@@ -352,4 +357,5 @@ class _Head:
             stamps=np.concatenate(self.rounds, axis=1), batch=self.batch, late_starts=late, wrong=self.wrong,
             verified=self.verified, stop=stop, start=start, wire_bytes=wire_bytes, overhead_s=overhead_s,
             host_s=float(np.median(self.host_s)) if self.host_s else None,
+            starved=float(np.median(self.starved)) if self.starved else None,
         )  # fmt: skip

@@ -26,6 +26,8 @@ class Operation:
     ``input`` and ``output`` are byte views in host memory, empty where this rank has none; ``upload()`` makes a
     written input visible to the library and ``download()`` its output to the host. ``repeatable`` is false where the
     operation overwrites its own input. ``program`` is what the backend's own loop takes for it, where it has one.
+    ``capture()`` makes a graph of the device's of it and returns what launches that; RuntimeError with the library's
+    reason where it cannot be captured, None where there is no device.
     """
 
     run: Callable[[], Any]
@@ -37,6 +39,7 @@ class Operation:
     download: Callable[[], Any] = _nothing
     repeatable: bool = True
     program: Any = None
+    capture: Callable[[], Callable[[], Any]] | None = None
 
 
 def in_order(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:

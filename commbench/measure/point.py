@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,19 @@ from commbench.schedules import Schedule, leaving
 
 Model = Callable[[tuple[int, ...]], tuple[Schedule, tuple[int, ...]]]
 """For a group, given as the host of each rank: the schedule it carries out, and the host of each of its ranks."""
+
+
+class Used(Protocol):
+    """What a library says that it took for an operation; None: it does not say."""
+
+    @property
+    def algorithm(self) -> str | None: ...
+
+    @property
+    def protocol(self) -> str | None: ...
+
+    @property
+    def channels(self) -> int | None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +44,8 @@ class Setting:
     backend_settings: dict[str, str]
     links: Links | None
     oversubscribed: bool
+    variant: str = ""
+    tainted: str | None = None
 
 
 def skipped(case: Case, reason: str, setting: Setting, started_utc: str) -> Point:
@@ -40,11 +55,12 @@ def skipped(case: Case, reason: str, setting: Setting, started_utc: str) -> Poin
 
 def measured_point(
     case: Case, found: Measured, setting: Setting, *, started_utc: str, note: str | None, steal_s: float | None,
-    pass_index: int, nccl_estimate_s: float | None, model: Model | None, protocol: str | None = None,
+    pass_index: int, nccl_estimate_s: float | None, model: Model | None, used: Used | None = None,
+    preemptions: int | None = None,
 ) -> Point:  # fmt: skip
     """The point of a case that was run. Wrong data leaves it without a bandwidth and without models.
 
-    ``model``: what it was carried out by, where that is known; ``protocol``: what the library says that it used.
+    ``model``: what it was carried out by, where that is known; ``used``: what the library says that it used.
     """
     summary, wrong = found.summary, found.wrong
     point = Point(**_identity(case, setting, started_utc), status=STATUS_WRONG if wrong else STATUS_OK)
@@ -68,9 +84,12 @@ def measured_point(
     if case.timing == "isolated" and found.start == "stream":
         point.time_shortest_s = float(np.median(iterations.shortest[kept]))
     point.host_s = found.overhead_s if found.host_s is None else found.host_s
-    point.host_bound = _host_bound(point.host_s, summary.median, found.host_s is not None)
-    point.wire_bytes, point.protocol = found.wire_bytes, protocol
+    point.host_bound = _host_bound(found, summary.median)
+    point.wire_bytes = found.wire_bytes
+    if used is not None:
+        point.used_algorithm, point.protocol, point.channels = used.algorithm, used.protocol, used.channels
     point.start, point.note, point.steal_s, point.pass_index = found.start, note, steal_s, pass_index
+    point.preemptions = preemptions
     if not wrong:
         _set_bandwidth(point, case)
         _set_models(point, case, setting, model)
@@ -78,16 +97,18 @@ def measured_point(
     return point
 
 
-# From here on the number tells of the host more than of the library: what a loop adds to an operation, and how much of
-# a device's time the host needs to start one (beside which the device works, so nearly all of it must be gone).
+# From here on the number tells of the host more than of the library: what a loop adds to an operation, and the share of
+# the operations for which the device had to wait for its host in the timed window.
 LOOP_SHARE = 0.05
-HOST_SHARE = 0.9
+STARVED_SHARE = 0.1
 
 
-def _host_bound(host_s: float | None, time_s: float, beside_device: bool) -> bool | None:
-    if host_s is None or not time_s:
+def _host_bound(found: Measured, time_s: float) -> bool | None:
+    if found.starved is not None:
+        return found.starved > STARVED_SHARE
+    if found.overhead_s is None or not time_s:
         return None
-    return host_s > (HOST_SHARE if beside_device else LOOP_SHARE) * time_s
+    return found.overhead_s > LOOP_SHARE * time_s
 
 
 def _identity(case: Case, setting: Setting, started_utc: str) -> dict[str, Any]:
@@ -97,10 +118,10 @@ def _identity(case: Case, setting: Setting, started_utc: str) -> dict[str, Any]:
         "ranks": case.ranks, "nodes": case.nodes, "ranks_per_node": case.ranks / case.nodes, "dtype": case.dtype,
         "reduce_op": case.reduce_op, "placement": case.placement, "bytes": case.bytes,
         "requested_bytes": case.requested_bytes, "timing": case.timing, "execution": case.execution,
-        "cache": case.cache, "case_id": case.case_id, "seed": setting.seed, "root": case.root,
+        "cache": case.cache, "buffers": case.buffers, "case_id": case.case_id, "seed": setting.seed, "root": case.root,
         "world": setting.layout.world, "backend_settings": setting.backend_settings,
         "calibration_id": setting.links.calibration_id if setting.links else None,
-        "oversubscribed": setting.oversubscribed,
+        "oversubscribed": setting.oversubscribed, "variant": setting.variant, "tainted": setting.tainted,
     }  # fmt: skip
 
 

@@ -56,13 +56,27 @@ def prepare(
             rank=members.index(control.rank), root=case.root, block_elements=case.block_elements, seed=seed,
         )  # fmt: skip
     # Made on all before it is tried on any: a rank that cannot make it would leave its peers inside the collective.
-    for step in (first, lambda: operations[0].run() if operations else None):
+    steps: list[Callable[[], Any]] = [first, lambda: operations[0].run() if operations else None]
+    if case.execution == "graph":
+        graphs: list[Callable[[], Any]] = []
+        steps += [lambda: graphs.extend(_captured(operations)), lambda: _launch(graphs, operations)]
+    for step in steps:
         refusal = _refusal(case, _attempt(step), involved, control)
         if refusal is not None:
             return Prepared(operations=[], refusal=refusal)
     if pattern is not None:
         operations += [make(pattern) for _ in range(sets - 1)]
     return Prepared(operations=operations, pattern=pattern)
+
+
+def _captured(operations: list[Operation]) -> list[Callable[[], Any]]:
+    return [operation.capture() for operation in operations if operation.capture is not None]
+
+
+def _launch(graphs: list[Callable[[], Any]], operations: list[Operation]) -> None:
+    for launch, operation in zip(graphs, operations, strict=True):
+        launch()
+        operation.finish()
 
 
 def _attempt(step: Callable[[], Any]) -> str | None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from commbench.provenance.counters import snapshot
 from commbench.provenance.env import collect_env, collect_nccl_conf
+from commbench.provenance.gpu import collect_gpus
+from commbench.provenance.gpu_topology import collect_topology
 from commbench.provenance.host import collect_host, collect_load
 from commbench.provenance.libraries import collect_libraries
 from commbench.provenance.network import collect_network, collect_port_counters
@@ -15,9 +17,10 @@ from commbench.provenance.sources import ROOT, attempt
 
 
 def collect_before(root: Path = ROOT) -> dict[str, Any]:
-    """The host, its network, the settings, the loaded libraries and the counters. Ready for JSON; never raises.
+    """The host, its network, the settings, the loaded libraries, the counters, and its GPUs with the ways between them.
+    Ready for JSON; never raises.
 
-    File reads only, some milliseconds on a small machine: call it outside timed code.
+    File reads, some milliseconds on a small machine, and calls to the driver of GPUs: call it outside timed code.
     """
     return {
         "host": attempt(collect_host, root),
@@ -27,6 +30,8 @@ def collect_before(root: Path = ROOT) -> dict[str, Any]:
         "nccl_conf": attempt(collect_nccl_conf, root, os.environ.get("HOME")),
         "counters": snapshot(root),
         "port_counters": attempt(collect_port_counters, root),
+        "gpus": attempt(collect_gpus, root),
+        "gpu_topology": attempt(collect_topology, root),
     }
 
 
@@ -41,4 +46,5 @@ def collect_after(root: Path = ROOT) -> dict[str, Any]:
         "libraries": attempt(collect_libraries, root),
         "counters": snapshot(root),
         "port_counters": attempt(collect_port_counters, root),
+        "gpus": attempt(collect_gpus, root),
     }

@@ -33,6 +33,20 @@ def snapshot(root: Path = ROOT) -> dict[str, Any]:
     }
 
 
+def disturbances(*, of_host: bool, root: Path = ROOT) -> dict[str, Any]:
+    """Of a snapshot what disturbs a rank: ``preemptions``, how often any thread of this process was put off its core,
+    and, ``of_host``, ``steal_s``. What is not known is left out. Never raises."""
+    found = {"preemptions": attempt(_process).get("involuntary_switches")}
+    if of_host:
+        found["steal_s"] = attempt(_machine, root).get("steal_s")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def since(before: dict[str, Any], root: Path = ROOT) -> dict[str, Any]:
+    """What has come to the ``disturbances`` since ``before``; None for a counter that went backwards."""
+    return _subtract(before, disturbances(of_host="steal_s" in before, root=root))
+
+
 def difference(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """``after`` − ``before``, for every number that both have, in the same shape.
 

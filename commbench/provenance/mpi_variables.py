@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -119,3 +119,23 @@ class MpiVariables:
     def _check(code: int) -> None:
         if code != _SUCCESS:
             raise OSError(f"MPI_T refuses with error {code}")
+
+
+OPEN_MPI_PREFIX = "OMPI_MCA_"
+NO_SUCH_SETTING = "(this Open MPI has no such setting)"
+
+
+def read_settings(asked: Iterable[str]) -> dict[str, str]:
+    """What the MPI library that is loaded says of its settings, of those of Open MPI's that are among the environment
+    variables ``asked``; nothing where none is loaded, or where it cannot be asked. For a library that has started."""
+    names = [name.removeprefix(OPEN_MPI_PREFIX) for name in asked if name.startswith(OPEN_MPI_PREFIX)]
+    path = find_mpi_library() if names else None
+    if path is None:
+        return {}
+    try:
+        variables = MpiVariables(path)
+    except OSError:
+        return {}
+    found = {name: variables.read(name) for name in names}
+    variables.close()
+    return {name: NO_SUCH_SETTING if value is None else value for name, value in found.items()}

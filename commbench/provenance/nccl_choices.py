@@ -6,17 +6,22 @@ others in the middle; what stands after ``NCCL INFO`` is read.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import tempfile
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from commbench.models.nccl import ALGORITHMS, PROTOCOLS
+from commbench.provenance.nccl_tuner import nccl_variable
 
 _INFO = re.compile(r"(?:([^\s\[\]<>:]+:\d+:\d+) +\[\d+\] .{0,80}?)?NCCL INFO ")
 _CHOICE = re.compile(r"(?:(\w+)\s*:\s+)?(\d+) Bytes -> Algo (\w+) proto (\w+)(?: time ([\d.]+))?(.*)")
 _CHANNEL_RANGE = re.compile(r"channel\{Lo\.\.Hi\}=\{(\d+)\.\.(\d+)\}")
+# From here on NCCL reads its log's variables again behind a lock, with the next message (src/debug.cc).
+_SAFE_RESET = 22703
+_LEVELS_WITHOUT_FILE = ("", "VERSION")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +39,10 @@ class Choice:
     protocol: str
     predicted_s: float | None = None
     channels: tuple[int, int] | None = None
+
+    @property
+    def channel_count(self) -> int | None:
+        return None if self.channels is None else self.channels[1] - self.channels[0] + 1
 
     def message_bytes(self, ranks: int) -> int:
         """nccl-tests' size in a communicator of ``ranks``."""
@@ -110,6 +119,65 @@ class NcclLogFile:
 
     def close(self) -> None:
         self._directory.cleanup()
+
+
+class NcclLogSwitch:
+    """Turns NCCL's log on for single calls: in all others NCCL runs as the user has set it, and writes nothing of ours.
+
+    ``ncclResetDebugInit`` makes NCCL read its log's variables again. It is exported from 2.24.3 on, in nccl.h called no
+    part of the API since 2.28, so it may be missing one day; before 2.27 it closes the file under the feet of other
+    threads. ``environment`` is the process's.
+    """
+
+    def __init__(self, environment: MutableMapping[str, str], reset: Callable[[], object]) -> None:
+        self._environment = environment
+        self._reset = reset
+        self._directory = tempfile.TemporaryDirectory(prefix="commbench-nccl-")
+        self._path = os.path.join(self._directory.name, "log")
+        self._settings = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": self._path}
+
+    def choices(self, call: Callable[[], object]) -> list[Choice]:
+        """Those that are made in ``call``, which must return when NCCL has decided."""
+        before = {name: nccl_variable(name) for name in self._settings}
+        self._set(self._settings)
+        try:
+            call()
+        finally:
+            self._set(before)
+        try:
+            with open(self._path, encoding="utf-8", errors="replace") as file:
+                found = read_choices(file)
+            os.unlink(self._path)
+        except FileNotFoundError:
+            return []
+        return found
+
+    def close(self) -> None:
+        self._directory.cleanup()
+
+    def _set(self, values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            if value is None:
+                self._environment.pop(name, None)
+            else:
+                self._environment[name] = value
+        self._reset()
+
+
+def log_reset(version: int) -> Callable[[], object] | None:
+    """What makes the NCCL that is loaded, of this version (as a number), read its log's variables again.
+
+    None where it cannot, and where the user has named a log file, which NCCL would begin anew.
+    """
+    level = (nccl_variable("NCCL_DEBUG") or "").upper()
+    if version < _SAFE_RESET or (nccl_variable("NCCL_DEBUG_FILE") and level not in _LEVELS_WITHOUT_FILE):
+        return None
+    try:
+        function = ctypes.CDLL("libnccl.so.2", mode=os.RTLD_NOLOAD).ncclResetDebugInit
+    except (OSError, AttributeError):
+        return None
+    function.restype = None
+    return function
 
 
 def _name(text: str, names: tuple[str, ...]) -> str | None:

@@ -6,6 +6,7 @@ combine them where nodes differ.
 
 from __future__ import annotations
 
+import math
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
@@ -50,6 +51,8 @@ class NcclGraphs:
         """
         if self.ring is None or self.tree is None:
             raise ValueError("the graphs lack a ring or a tree: NCCL writes both for every communicator")
+        if nodes < 1 or ranks % nodes:
+            raise ValueError(f"{ranks} ranks on {nodes} nodes are uneven, and the model knows even ones only")
         return NcclInputs(
             ranks=ranks, nodes=nodes, ring=self.ring, tree=self.tree, nvls=self.nvls,
             collnet_chain=self.collnet_chain, collnet_direct=self.collnet_direct, cc_min=cc_min,
@@ -81,8 +84,9 @@ def _least(graphs: list[Graph]) -> Graph:
     )  # fmt: skip
 
 
-def read_graphs(path: Path) -> NcclGraphs:
+def read_graphs(path: Path | str) -> NcclGraphs:
     """The graphs of an ``NCCL_GRAPH_DUMP_FILE``. Raises ValueError with one line for anything that is not one."""
+    path = Path(path)
     root = _root(path, "graphs", "NCCL_GRAPH_DUMP_FILE")
     found: dict[int, Graph] = {}
     gpus = None
@@ -93,7 +97,7 @@ def read_graphs(path: Path) -> NcclGraphs:
             bw_intra_Bps=_number(element, "speedintra", path) * 1e9,
             bw_inter_Bps=_number(element, "speedinter", path) * 1e9,
             latency_inter_s=_number(element, "latencyinter", path, 0.0) * 1e-6,
-            type_intra=element.get("typeintra", "NVL"), type_inter=element.get("typeinter", "PIX"),
+            type_intra=_path_type(element, "typeintra", "NVL", path), type_inter=_path_type(element, "typeinter", "PIX", path),
             same_channels=_whole(element, "samechannels", path) == 1, cross_nic=_whole(element, "crossnic", path),
         )  # fmt: skip
         if graph.channels:
@@ -155,8 +159,9 @@ class Topology:
         return max((gpu.cc for gpu in self.gpus if gpu.cc is not None), default=None)
 
 
-def read_topology(path: Path) -> Topology:
+def read_topology(path: Path | str) -> Topology:
     """The facts of an ``NCCL_TOPO_DUMP_FILE``. Raises ValueError with one line for anything that is not one."""
+    path = Path(path)
     root = _root(path, "system", "NCCL_TOPO_DUMP_FILE")
     gpus, nics = [], []
     for pci in root.iter("pci"):
@@ -256,6 +261,13 @@ def _attribute(element: ET.Element, name: str, path: Path) -> str:
     return text.strip()
 
 
+def _path_type(element: ET.Element, name: str, default: str, path: Path) -> str:
+    text = element.get(name, default)
+    if text not in PATHS:
+        raise ValueError(f"{path}: {name}={text!r} of <{element.tag}> is none of {', '.join(PATHS)}")
+    return text
+
+
 def _whole(element: ET.Element, name: str, path: Path) -> int:
     text = _attribute(element, name, path)
     try:
@@ -269,6 +281,9 @@ def _number(element: ET.Element, name: str, path: Path, default: float | None = 
         return default
     text = _attribute(element, name, path)
     try:
-        return float(text)
+        found = float(text)
     except ValueError:
-        raise ValueError(f"{path}: {name}={text!r} of <{element.tag}> is not a number") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise ValueError(f"{path}: {name}={text!r} of <{element.tag}> is not a number")
+    return found

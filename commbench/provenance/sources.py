@@ -72,10 +72,18 @@ def digest(text: str | None) -> str | None:
     return None if text is None else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+class CommandFailed(RuntimeError):
+    """A command that ended with another code than 0; ``errors``: all that it wrote to its standard error."""
+
+    def __init__(self, text: str, errors: str) -> None:
+        super().__init__(text)
+        self.errors = errors
+
+
 def command(
     argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S, environ: Mapping[str, str] | None = None
 ) -> str:
-    """Standard output of a command. Raises OSError, RuntimeError for a non-zero exit, TimeoutError.
+    """Standard output of a command. Raises OSError, CommandFailed for a non-zero exit, TimeoutError.
 
     On a time-out the whole process group is ended, so that no grandchild keeps the pipe open.
     """
@@ -90,5 +98,5 @@ def command(
             raise TimeoutError(f"{argv[0]} did not end within {timeout_s:g} s") from None
     if process.returncode != 0:
         last = (err.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"{argv[0]} ended with {process.returncode}: {last[:200]}")
+        raise CommandFailed(f"{argv[0]} ended with {process.returncode}: {last[:200]}", err)
     return out

@@ -49,7 +49,7 @@ def slow_hosts(links: Links, names: Sequence[str]) -> Iterator[str]:
 
 
 def _link(name: str, link: Link, windows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    def interval(pattern: str, size: float, share: float = 1.0) -> str:
+    def interval(value: float, pattern: str, size: float, share: float = 1.0) -> str:
         found = [
             w["seconds"] for w in windows
             if (w["link"], w["pattern"], w["bytes"]) == (name, pattern, size) and "hosts" not in w
@@ -57,19 +57,21 @@ def _link(name: str, link: Link, windows: Sequence[Mapping[str, Any]]) -> Iterat
         if not found or len(found[0]) < 2:
             return ""
         between = median_interval([seconds * share for seconds in found[0]])
-        return f"  [{format_time(between.lo)}, {format_time(between.hi)}] at {between.level:.0%}"
+        # What a disturbed window holds is left out of the constant, and must not be left out of sight.
+        lo, hi = min(value, between.lo), max(value, between.hi)
+        return f"  [{format_time(lo)}, {format_time(hi)}] at {between.level:.0%}"
 
     small, large = link.table[0][0], link.table[-1][0]
-    yield f"latency       {format_time(link.table[0][1])}{interval('one_way', small, 0.5)}"
-    yield f"a message of a stream {format_time(link.overhead_s)}{interval('stream', small)}"
+    yield f"latency       {format_time(link.table[0][1])}{interval(link.table[0][1], 'one_way', small, 0.5)}"
+    yield f"a message of a stream {format_time(link.overhead_s)}{interval(link.overhead_s, 'stream', small)}"
     seconds = link.seconds_per_byte * large
-    yield f"one way       {_rate(link.seconds_per_byte)} GB/s: {format_size(int(large))} in {format_time(seconds)}{interval('stream', large)}"
+    yield f"one way       {_rate(link.seconds_per_byte)} GB/s: {format_size(int(large))} in {format_time(seconds)}{interval(seconds, 'stream', large)}"
     for pattern, table in (("exchange", link.exchange), ("shift", link.shift)):
         if table:
             size, seconds = table[-1]
             yield (
                 f"{pattern:<13} {_rate(seconds / size)} GB/s each way: {format_size(int(size))} in "
-                f"{format_time(seconds)}{interval(pattern, size)}, {seconds / link.message_s(size):.2f} x a message alone"
+                f"{format_time(seconds)}{interval(seconds, pattern, size)}, {seconds / link.message_s(size):.2f} x a message alone"
             )
     if link.fan_in:
         size, seconds = link.fan_in[-1]

@@ -46,7 +46,8 @@ _BLOCK = 200
 # What makes two points the same case.
 CASE = (
     "case_id", "collective", "backend", "algorithm", "group", "ranks", "nodes", "dtype", "reduce_op",
-    "placement", "bytes", "requested_bytes", "timing", "execution", "cache", "root",
+    "placement", "bytes", "requested_bytes", "timing", "execution", "cache", "buffers", "root",
+    "variant",
 )  # fmt: skip
 _SEVERITY = {STATUS_OK: 0, STATUS_SKIPPED: 1, STATUS_FAILED: 2, STATUS_WRONG: 3}
 _MODELS = {"ring_s": "ring_busbw_Bps", "tree_s": "tree_busbw_Bps", "bound_s": "efficiency"}
@@ -205,7 +206,8 @@ def _integers(numbers: pd.Series[Any], optional: bool) -> pd.Series[Any]:
 
 
 def summarise(frame: pd.DataFrame, *, by: Sequence[str] = (), level: float = LEVEL) -> pd.DataFrame:
-    """One row a case over launches: the columns of ``load``, then ``launches``, how many launches tried the case.
+    """One row a case and variant over launches: the columns of ``load``, then ``launches``, how many launches tried it,
+    and ``launch_cv``, the standard deviation of the launches' medians over their mean, null for a single one.
 
     ``time_s`` is the median of the launches' medians; a soak's passes reduce to their launch's median first. With
     two or more timed launches the interval is that of the launches' medians (``interval_of`` is "launches"); with one
@@ -219,13 +221,14 @@ def summarise(frame: pd.DataFrame, *, by: Sequence[str] = (), level: float = LEV
     """
     frame = frame.reset_index(drop=True)
     if frame.empty:
-        return frame.assign(launches=pd.Series(dtype="int64"))
+        return frame.assign(launches=pd.Series(dtype="int64"), launch_cv=pd.Series(dtype="float64"))
     case = frame.groupby([*by, *CASE], sort=False, dropna=False).ngroup().rename("case")
     launch = frame.groupby(["run_id", "launch"], sort=False, dropna=False).ngroup().rename("launch")
     used = _timed(frame, case)
     times = pd.DataFrame({"case": case[used], "launch": launch[used], "time": frame["time_s"][used]})
     medians = times.groupby(["case", "launch"], sort=False)["time"].median().reset_index()
-    middle = medians.groupby("case")["time"].median()
+    of_case = medians.groupby("case")["time"]
+    middle = of_case.median()
 
     severity = frame["status"].map(_SEVERITY).fillna(_SEVERITY[STATUS_FAILED])
     worst = severity.groupby(case).idxmax()
@@ -248,6 +251,7 @@ def summarise(frame: pd.DataFrame, *, by: Sequence[str] = (), level: float = LEV
     for name in ("tainted", "note"):
         result[name] = pd.Series(_joined(frame[name], case), dtype=_STRINGS).reindex(result.index)
     result["launches"] = launch.groupby(case).nunique().array
+    result["launch_cv"] = (of_case.std() / of_case.mean()).reindex(result.index).array
     return result
 
 
@@ -346,6 +350,26 @@ def read_run(run_dir: Source) -> RunInfo:
     return RunInfo(path=path, manifest=_read_object(path / MANIFEST) or {}, end=_read_object(path / END))
 
 
+def taint_line(run_dir: Source, points: Iterable[str | None]) -> str | None:
+    """What must be known before a run is compared with others: how many ``points`` (their ``tainted``) say why not, and
+    what the launches' manifests say of the hosts; None where there is nothing."""
+    told = [isinstance(text, str) and bool(text) for text in points]
+    parts = [f"{sum(told)} of {len(told)} points"] if any(told) else []
+    files = sorted(Path(run_dir).glob(f"{LAUNCHES}/*/{MANIFEST}"), key=_natural)
+    found = [text for file in files for text in (_read_object(file) or {}).get("tainted") or ()]
+    return f"tainted: {'; '.join([*parts, *dict.fromkeys(found)])}" if parts or found else None
+
+
+def read_launches(run_dir: Source) -> dict[int, dict[str, Any]]:
+    """What a run's directory says of each launch, by its number; a launch without a readable manifest is left out."""
+    found = {}
+    for folder in Path(run_dir, LAUNCHES).glob("*"):
+        manifest = _read_object(folder / MANIFEST)
+        if manifest is not None and folder.name.isdecimal():
+            found[int(folder.name)] = manifest
+    return dict(sorted(found.items()))
+
+
 def find_run(results_root: Source, which: str | None = None) -> Path:
     """A run's directory: the newest below ``results_root``, or the one that ``which`` names.
 
@@ -358,7 +382,8 @@ def find_run(results_root: Source, which: str | None = None) -> Path:
         dated = [path for path in runs if path.parts[-2][:1].isdigit()] or runs
         if not dated:
             raise ValueError(f"{os.fspath(root)!r} holds no runs: commbench run makes one")
-        return dated[-1]
+        # A calibration is a run too, without points.
+        return next((path for path in reversed(dated) if _has_points(path)), dated[-1])
     for start in (Path(which), root / which):
         for folder in (start, *start.parents[:3]) if start.exists() else ():
             if _is_run(folder):
@@ -372,6 +397,10 @@ def find_run(results_root: Source, which: str | None = None) -> Path:
         raise ValueError(f"{which!r} is the beginning of {len(fitting)} runs ({names}): write more of it")
     newest = f"; the newest run is {runs[-1].name}" if runs else ""
     raise ValueError(f"no run below {os.fspath(root)!r} is called {which!r}{newest}")
+
+
+def _has_points(run: Path) -> bool:
+    return any(file.stat().st_size for file in run.glob(f"{LAUNCHES}/*/{POINTS}"))
 
 
 def _is_run(path: Path) -> bool:

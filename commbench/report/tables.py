@@ -7,6 +7,7 @@ tree holds a hundred thousand.
 from __future__ import annotations
 
 import itertools
+import os
 import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any
 
 from commbench.records import STATUS_OK, STATUS_WRONG
-from commbench.stats.summary import LEVEL
+from commbench.stats.summary import LEVEL, OF_LAUNCHES
 from commbench.units import format_bandwidth, format_size, format_time
 
 if TYPE_CHECKING:
@@ -26,26 +27,28 @@ Row = dict[str, Any]
 
 PLAIN_WIDTH = 120  # where the output is no terminal
 NOTHING = "-"
+_ALONE = " (this launch alone)"
 
 # What tells rows of one table apart, with the heading it gets as a column; stated in the title where all agree.
 IDENTITY = {
     "run_id": "run", "group": "group", "ranks": "ranks", "nodes": "hosts", "dtype": "dtype", "reduce_op": "op",
     "placement": "place", "algorithm": "algorithm", "protocol": "protocol", "root": "root", "execution": "execution",
-    "cache": "cache",
+    "cache": "cache", "buffers": "buffers", "variant": "variant",
 }  # fmt: skip
 # What a title need not say.
 _USUAL = {
     "group": "world", "algorithm": "library", "protocol": None, "root": 0, "execution": "eager", "cache": "rotate",
+    "buffers": "plain", "variant": "",
 }  # fmt: skip
 _READ = (
     *IDENTITY, "collective", "backend", "bytes", "requested_bytes", "timing", "status", "reason", "wrong", "samples",
     "discarded", "time_s", "time_lo_s", "time_hi_s", "interval_of", "interval_level", "algbw_Bps", "busbw_Bps",
     "ring_busbw_Bps", "tree_busbw_Bps", "bound_s", "efficiency", "nearest_model", "nearest_error", "slowest_rank",
     "slowest_host", "predicted_s", "prediction_error", "nccl_estimate_s", "wire_bytes", "tainted", "host_bound",
-    "oversubscribed", "beyond_bound", "late_starts", "note", "launches",
+    "oversubscribed", "beyond_bound", "late_starts", "note", "launches", "launch_cv",
 )  # fmt: skip
 # Given up in this order where a table is wider than the terminal.
-_DISPENSABLE = ("algbw", "slowest", "nearest", "wire", "tuner", "tree", "ring", "eff", "bound")
+_DISPENSABLE = ("algbw", "slowest", "nearest", "wire", "tuner", "tree", "ring", "eff", "bound", "cv")
 _FLAGS = {
     "late_starts": "late starts: in most iterations the ranks did not start together, so the time holds some waiting",
     "beyond_bound": "beyond the bound: faster than the calibrated links allow, so the calibration does not hold here",
@@ -119,7 +122,8 @@ def _console(file: IO[str] | None) -> Console:
     from rich.console import Console
 
     stream = file or sys.stdout
-    if stream.isatty():
+    # A launcher may give its ranks a terminal that nobody looks at.
+    if stream.isatty() and "PMIX_RANK" not in os.environ:
         return Console(file=file)
     return Console(file=file, width=PLAIN_WIDTH, color_system=None, force_terminal=False)
 
@@ -189,6 +193,8 @@ def _title(rows: list[Row], varying: list[str], one_timing: bool) -> str:
         "root": f"root {row['root']}",
         "execution": row["execution"],
         "cache": f"{row['cache']} cache",
+        "buffers": f"{row['buffers']} buffers",
+        "variant": f"variant {row['variant']}",
     }
     silent = {*varying, *(name for name, value in _USUAL.items() if row[name] == value)}
     if not any(map(_size, rows)):
@@ -218,6 +224,7 @@ def _columns(
         *([] if one_timing else [column("timing", lambda row: row["timing"], left=True)]),
         column("time", lambda row: format_time(row["time_s"])),
         column(plus_minus, _spread),
+        column("cv", lambda row: None if row["launch_cv"] is None else f"{row['launch_cv']:.1%}"),
         column("algbw", rate("algbw_Bps")),
         column("busbw", rate("busbw_Bps")),
         column("ring", rate("ring_busbw_Bps")),
@@ -399,10 +406,15 @@ def _interval_legend(rows: Sequence[Row]) -> list[str]:
             levels.setdefault(row["interval_of"] or "samples", set()).add(round(100 * row["interval_level"], 1))
     if not levels:
         return []
-    parts = [f"of {name} at {_span(found)} % confidence" for name, found in levels.items()]
+    alone = {OF_LAUNCHES: ""}  # all else is of one launch, and speaks of no other
+    parts = [f"of {name}{alone.get(name, _ALONE)} at {_span(found)} % confidence" for name, found in levels.items()]
     text = f"time: median, and the wider side of its interval, {' and '.join(parts)}"
     few = any(_below_level(row) for row in rows)
-    return [text + "; * below 95 %: too few of them" * few]
+    varied = any(row["launch_cv"] is not None for row in rows)
+    return [
+        text + "; * below 95 %: too few of them" * few,
+        *["cv: standard deviation of the launches' medians, as a share of their mean"] * varied,
+    ]
 
 
 def _model_legend(rows: Sequence[Row]) -> Iterator[str]:

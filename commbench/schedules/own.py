@@ -70,8 +70,12 @@ def own_names(collectives: tuple[str, ...]) -> tuple[str, ...]:
 
 def check_own(name: str, collectives: tuple[str, ...]) -> str:
     """The name if some of the collectives have such an algorithm. Raises ValueError with a near name."""
-    algorithm, _ = parse_own(name)
+    algorithm, pieces = parse_own(name)
     known = own_names(collectives)
+    if algorithm == "all" and pieces is not None:
+        raise ValueError(f"{name!r}: pieces go with the name of one algorithm, such as own:ring/{pieces}")
+    if (others := [one for one in ALGORITHMS if algorithm in ALGORITHMS[one]]) and OWN + algorithm not in known:
+        raise ValueError(f"no {OWN}{algorithm} for {', '.join(collectives)}: it is for {', '.join(others)}")
     if OWN + algorithm not in known:
         raise ValueError(unknown_name("algorithm", OWN + algorithm, known))
     return name

@@ -1,165 +1,148 @@
-"""What launches tell together: an interval for the median launch, whether they depend on one another, how many it takes.
+"""What launches tell: the median launch with its interval, how much launches vary, and how many of them it takes.
 
-A launch is one fresh set of processes, and its value for a case is the median of its iterations. Launches are the
-evidence; iterations speak for their launch alone.
+A value here is the median of one launch (one fresh set of processes), never an iteration. Every interval is by order
+statistics: it needs no distribution, holds for launches that fall into modes, and takes the launches for independent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 
+from commbench.stats.modes import find_modes
+from commbench.stats.sequence import serial_correlation
 from commbench.stats.summary import LEVEL, FloatArray, Times, median_interval, median_ranks
 
-PERMUTATIONS = 1999
-_WIDER = 1.1  # the wider side of an interval, over the mean side (by simulation of normal values, 6 to 100 of them)
-
-
-def least_launches(level: float = LEVEL) -> int:
-    """The fewest values whose whole range covers their median with probability ``level``: six at 95 %."""
-    return next(count for count in range(1, 1000) if median_ranks(count, level).level >= level)
+FORESEEN = 1000  # launches beyond which nobody is told how many it takes
+_RESAMPLES = 2000
+# The wider side of a median's interval is wider than half of it: by 24 % for 7 launches, 18 % for 40 (simulated).
+_WIDER_SIDE = 1.2
+_CLIP = 3.5  # robust standard deviations from the median beyond which a launch counts no more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchInterval:
-    """What ``count`` launches say of the median launch, in the unit of the values.
-
-    ``lo`` and ``hi`` enclose it with probability ``level``, whatever the distribution, if launches are independent.
-    ``sufficient``: that is as much as was asked for; else they are the launches' whole range, and with a single launch
-    nothing but its value.
-    """
+    """The median launch, and what bounds it: the exact ``level`` may fall short of ``wanted``, and then ``lo`` and
+    ``hi`` are the range of the launches."""
 
     count: int
     median: float
     lo: float
     hi: float
     level: float
-    sufficient: bool
+    wanted: float
 
     @property
-    def half_width(self) -> float:
-        """The wider side as a share of the median; infinite where the interval does not suffice."""
-        if not self.sufficient or not self.median:
-            return math.inf
-        return max(self.hi - self.median, self.median - self.lo) / self.median
+    def reached(self) -> bool:
+        return self.level >= self.wanted
+
+    @property
+    def statement(self) -> str:
+        """What the interval is worth, in words."""
+        if self.count == 1:
+            return "one launch: what is said holds for this launch alone"
+        if self.reached:
+            return f"{self.count} launches: {self.level:.1%} interval of the median launch, if launches are independent"
+        return (
+            f"{self.count} launches: no {self.wanted:.0%} interval of the median launch exists below "
+            f"{least_launches(self.wanted)}; their range covers it with {self.level:.4g}, if launches are independent"
+        )
 
 
-def launch_interval(values: Times, level: float = LEVEL) -> LaunchInterval:
-    """The interval of the median launch from order statistics. Raises ValueError for no or not finite values.
+def median_of_launches(values: Times, level: float = LEVEL) -> LaunchInterval:
+    """The median of launches' medians and its interval at ``level`` or more.
 
-    In a population of two equally frequent modes every value between them is a median: the interval covers one.
+    Where the launches' distribution has a gap at its middle (two modes of equal weight), every value in the gap is a
+    median, and the interval covers all of them together with its level. Raises ValueError for no values, or one that
+    is not finite.
     """
-    found = median_interval(values, level)
+    interval = median_interval(values, level)
     return LaunchInterval(
-        count=len(values), median=float(np.median(values)), lo=found.lo, hi=found.hi, level=found.level,
-        sufficient=found.level >= level,
+        count=len(values), median=float(np.median(values)), lo=interval.lo, hi=interval.hi, level=interval.level,
+        wanted=level,
     )  # fmt: skip
 
 
-# -- one launch after another ----------------------------------------------------------------------------------------
+def least_launches(level: float = LEVEL) -> int:
+    """The fewest launches whose range covers the median launch with ``level``: 1 - 2^(1 - n) must reach it."""
+    return max(2, math.ceil(1 - math.log2(1 - level) - 1e-9))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InSequence:
-    """How launches in a row depend on one another, over all cases of ``count`` launches.
+class Spread:
+    """Coefficients of variation: of one launch's value, of the mean of as many launches as there are, and of their
+    median."""
 
-    ``correlation`` of neighbours, corrected for its bias of about -1/count, with the probability ``correlation_p`` of
-    one as large in launches of no order; ``effective``: how many independent launches are worth as much.
-    ``drift``: the slope's share of the median from the first launch to the last, with ``drift_p`` likewise.
+    one: float
+    mean: float
+    median: float
+
+
+def spread_of_launches(values: Times) -> Spread | None:
+    """How much one launch varies, and how much the mean and the median of all would from one such run to the next.
+
+    The standard deviation (of count - 1) over the mean; that over the root of the count; the standard deviation of
+    medians of resamples, over the median. None for fewer than two values, or a mean or median of 0.
     """
-
-    count: int
-    correlation: float
-    correlation_p: float
-    effective: float
-    drift: float
-    drift_p: float
-
-
-def in_sequence(values: Sequence[Times], seed: int = 0) -> InSequence | None:
-    """``values[case]``: its value in each launch, in the order in which they were made; None for fewer than four.
-
-    Cases of different spread count alike: logarithms are centred and scaled by case. The probabilities come from
-    permutations of the launches, all cases together, since the cases of a launch are not independent. Cases that do not
-    vary are left out. Raises ValueError where cases differ in their number of launches, or a value is not above zero.
-    """
-    counts = {len(one) for one in values}
-    if len(counts) > 1:
-        raise ValueError(f"cases have different numbers of launches ({min(counts)} to {max(counts)})")
-    count = next(iter(counts), 0)
-    if count < 4:
+    sample = np.asarray(values, dtype=np.float64)
+    if len(sample) < 2 or sample.mean() == 0 or np.median(sample) == 0:
         return None
-    times = np.asarray(values, dtype=np.float64)
-    if not (times > 0).all() or not np.isfinite(times).all():
-        raise ValueError("a launch's value must be above zero and finite")
-    logs = np.log(times)
-    logs = logs[np.ptp(logs, axis=1) > 0]
-    if not len(logs):
-        return None
-    centred = logs - logs.mean(axis=1, keepdims=True)
-    scaled = centred / np.sqrt((centred**2).mean(axis=1, keepdims=True))
-    order = np.arange(count) - (count - 1) / 2
-
-    def neighbours(rows: FloatArray) -> float:
-        return float((rows[:, 1:] * rows[:, :-1]).sum(axis=1).mean() / count)
-
-    def trend(rows: FloatArray) -> float:
-        return float((rows @ order).mean())
-
-    found, slope = neighbours(scaled), trend(scaled)
-    generator = np.random.default_rng(seed)
-    chance = [scaled[:, generator.permutation(count)] for _ in range(PERMUTATIONS)]
-    above = sum(neighbours(rows) >= found - 1e-12 for rows in chance)
-    beyond = sum(abs(trend(rows)) >= abs(slope) - 1e-12 for rows in chance)
-    correlation = min(0.99, max(-0.99, found + 1 / count))
-    worth = (1 - max(0.0, correlation)) / (1 + max(0.0, correlation))
-    per_launch = float(np.median(centred @ order)) / float(order @ order)
-    return InSequence(
-        count=count, correlation=correlation, correlation_p=(above + 1) / (PERMUTATIONS + 1), effective=count * worth,
-        drift=math.expm1(per_launch * (count - 1)), drift_p=(beyond + 1) / (PERMUTATIONS + 1),
-    )  # fmt: skip
+    one = float(sample.std(ddof=1) / sample.mean())
+    medians = np.median(sample[_resamples(len(sample))], axis=1)
+    return Spread(one=one, mean=one / math.sqrt(len(sample)), median=float(medians.std() / np.median(sample)))
 
 
-# -- how many ----------------------------------------------------------------------------------------------------------
+@lru_cache(maxsize=16)
+def _resamples(count: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    return np.random.default_rng(count).integers(count, size=(_RESAMPLES, count))
 
 
-def launches_needed(values: Times, precision: float, *, level: float = LEVEL, most: int = 1000) -> int | None:
-    """How many launches bring the interval of the median launch within ``precision`` of it; None: more than ``most``.
+def half_width(values: Times, level: float = LEVEL) -> float:
+    """The wider side of the interval as a share of the median; infinite where there is no interval at ``level``."""
+    interval = median_of_launches(values, level)
+    if not interval.reached or interval.median == 0:
+        return math.inf
+    return max(interval.hi - interval.median, interval.median - interval.lo) / interval.median
 
-    The interval's ends are order statistics; where they are expected for each number is read off the quantiles of the
-    launches at hand: of the normal distribution of their logarithms and of the launches themselves, whichever is the
-    wider near the middle. So two modes are not taken for one that is broad, and a few launches not for all there are.
-    Raises ValueError for fewer than two values or one that is not above zero.
+
+def launches_needed(values: Times, precision: float, *, level: float = LEVEL, least: int = 2) -> int | None:
+    """The fewest launches, at least ``least``, whose interval will be within ``precision`` of the median, from those
+    made so far.
+
+    Half of such runs meet the precision with that many. The width follows from the spread of the launches so far, with
+    strays moved in; that of two modes from the launches' own quantiles. Launches that are distinguishably correlated
+    count for less (``serial_correlation``). None for fewer than three values, and beyond ``FORESEEN``.
+
+    Simulated (scripts/launch_study --simulate): in the median within a factor of 1.25 of the truth, for normal and
+    lognormal launches of 5 to 30 %. Of single estimates half to seven in ten are within 1.5 after six launches, and
+    about eight in ten with half of the needed launches made: a spread is known no better from so few.
     """
-    logs = np.log(np.sort(np.asarray(values, dtype=np.float64)))
-    if len(logs) < 2 or not np.isfinite(logs).all():
-        raise ValueError("it takes two launches or more, each with a value above zero")
-    first = least_launches(level)
-    # The sample's standard deviation is too small on average: c4 of the normal distribution.
-    deviation = float(logs.std(ddof=1)) * (1 + 1 / (4 * (len(logs) - 1)))
-    places = (np.arange(1, len(logs) + 1) - 0.5) / len(logs)
-    middle = float(np.median(logs))
-    normal = NormalDist()
-    for count in range(first, most + 1):
-        ranks = median_ranks(count, level)
-        # The expected place of an order statistic (Blom, Statistical Estimates and Transformed Beta-Variables, 1958).
-        place = (ranks.lo - 0.375) / (count + 0.25)
-        width = _WIDER * math.expm1(-normal.inv_cdf(place) * deviation)
-        if len(logs) >= 2 * first:
-            inner = np.interp([place, 1 - place], places, logs)
-            width = max(width, 0.75 * max(math.expm1(inner[1] - middle), -math.expm1(inner[0] - middle)))
+    sample = np.asarray(values, dtype=np.float64)
+    if len(sample) < 3 or (sample <= 0).any():
+        return None
+    least = max(least, least_launches(level))
+    ordered = np.sort(sample)
+    in_modes = find_modes(sample) is not None
+    scale = _spread_within(sample)
+    for count in range(least, FORESEEN + 1):
+        width = _width_at(ordered, count, level) if in_modes else scale * _normal_half_width(count, level)
         if width <= precision:
-            return count
+            correlation = serial_correlation([sample])
+            if correlation is not None and correlation.distinguishable:
+                count = math.ceil(count * len(sample) / correlation.effective)
+            return count if count <= FORESEEN else None
     return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Auto:
-    """Launches until every case's interval is within ``precision`` of its median; from ``least`` to ``most`` of them."""
+    """Launch until every case is known well enough: ``precision`` is the greatest half width of its interval at
+    ``level``, as a share of its median; ``least`` to ``most`` launches."""
 
     precision: float
     level: float = LEVEL
@@ -167,15 +150,54 @@ class Auto:
     most: int = 40
 
     def needed(self, values: Times) -> int | None:
-        """How many launches a case needs in all, from those that it has; None: more than ``most``."""
-        if launch_interval(values, self.level).half_width <= self.precision:
-            return len(values)
-        found = launches_needed(values, self.precision, level=self.level, most=self.most)
-        return None if found is None else max(found, min(self.most, len(values) + 1))
+        """How many launches one case needs in all, given its medians so far; None where that cannot be foreseen. It
+        may be more than ``most``."""
+        return launches_needed(values, self.precision, level=self.level, least=self.least)
 
-    def enough(self, medians: Mapping[str, Times]) -> bool:
-        """Whether all cases, each with its launches' values, are known as well as was asked for."""
-        return all(
-            len(values) >= self.least and launch_interval(values, self.level).half_width <= self.precision
-            for values in medians.values()
-        )
+    def enough(self, per_case_values: Mapping[str, Times]) -> bool:
+        """Whether no more launches are wanted; ``per_case_values``: case -> medians, in the order of the launches.
+
+        A case is done when its interval is within the precision, and was before the last launch as well: to stop at
+        the first narrow one takes the lucky ones, which cover 92 to 94 % instead of 95 (simulated; with this rule 94.5
+        to 96 %).
+        """
+        counts = [len(values) for values in per_case_values.values()]
+        return min(counts, default=0) >= self.most or all(self._done(values) for values in per_case_values.values())
+
+    def _done(self, values: Times) -> bool:
+        if len(values) < self.least:
+            return False
+        return max(half_width(values, self.level), half_width(values[:-1], self.level)) <= self.precision
+
+
+def _spread_within(sample: FloatArray) -> float:
+    """The standard deviation as a share of the median, strays moved in: of the values or of their logs, whichever is
+    less: of the two the right one is, for normal and for lognormal values."""
+    return min(_clipped_deviation(sample / np.median(sample)), _clipped_deviation(np.log(sample)))
+
+
+def _clipped_deviation(sample: FloatArray) -> float:
+    deviations = sample - np.median(sample)
+    limit = _CLIP * 1.4826 * float(np.median(np.abs(deviations)))
+    return float((np.clip(deviations, -limit, limit) if limit > 0 else deviations).std(ddof=1))
+
+
+def _score(k: int, count: int) -> float:
+    """About the expected k-th smallest of ``count`` standard normal values (Blom, 1958)."""
+    return NormalDist().inv_cdf((k - 0.375) / (count + 0.25))
+
+
+@lru_cache(maxsize=4096)
+def _normal_half_width(count: int, level: float) -> float:
+    """The wider side of the interval of the median of so many standard normal values, in the median."""
+    return _WIDER_SIDE * _score(median_ranks(count, level).hi, count)
+
+
+def _width_at(ordered: FloatArray, count: int, level: float) -> float:
+    """The same, as a share of the median, for values that are distributed as these."""
+    ranks = median_ranks(count, level)
+    places = (np.arange(len(ordered)) + 0.5) / len(ordered)
+    lo, median, hi = (
+        float(np.interp(k / (count + 1), places, ordered)) for k in (ranks.lo, (count + 1) / 2, ranks.hi)
+    )
+    return max(hi - median, median - lo) / median

@@ -1,150 +1,109 @@
-"""Launches that fall into two modes, and which of the facts about them tells the modes apart."""
+"""Whether the times of launches fall into two modes: a robust rule for six launches and more.
+
+What it misses and what it takes for modes by mistake has been simulated: scripts/launch_study --simulate prints it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import lru_cache
 
 import numpy as np
 
-from commbench.stats.summary import Times
+from commbench.stats.summary import FloatArray, Times
 
-# The greatest share of a variance that a cut in two explains, for one normal mode: 2/pi in the limit, and by simulation
-# (40,000 samples of each size from 6 to 90) less than this in 98.5 % of samples.
-_LIMIT, _MARGIN = 2 / math.pi, 0.82
-LEAST_SHARE = 0.15
-LEAST_COUNT = 2
-FEWEST = 6
-LEAST_RATIO = 1.1  # modes nearer to each other than this are not worth a word
-Fact = str | float | int | bool
+LEAST = 6
+# A gap between modes is wider than this many spreads within them, over the number of launches. Set so that at most 2 %
+# of 6 to 40 normal or lognormal launches split; 7 launches' neighbours are further apart than 30's.
+_GAP = 35.0
+_LEAST_GAP = 0.8
+# A few launches that something else slowed down, this share of all, are not a mode: there must be more than chance
+# brings in so many of the samples, and where it may still bring them they must lie close to one another.
+_STRAY = 0.03
+_STRAYS_TOGETHER = 0.05
+_STRAYS_BEYOND = 0.005
+_CLOSE = 2.0  # spreads of the larger mode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Modes:
-    """Two modes: their centres (medians, in the unit of the values), their shares, and which values are of the upper."""
+    """Two modes, the faster first: the median of each and its share of the values. ``slow``: which values are in the
+    second. ``gap``: the distance of the two modes' nearest values in standard deviations within modes."""
 
-    lower: float
-    upper: float
-    share_of_upper: float
-    is_upper: tuple[bool, ...]
+    centres: tuple[float, float]
+    shares: tuple[float, float]
+    slow: tuple[bool, ...]
+    gap: float
 
 
 def find_modes(values: Times) -> Modes | None:
-    """The two modes of some launches' values, or None where one mode would do.
+    """The two modes of positive ``values``; None where there is no telling, as always with fewer than ``LEAST``.
 
-    The logarithms are cut in two where that explains most of their variance (Otsu, IEEE Trans. SMC 9(1), 1979). It must
-    explain more than it does in 98.5 of 100 samples of one normal mode, leave at least a seventh of the launches and two
-    on either side, and the modes must be a tenth apart. Of one mode with 3 % outliers of eight deviations about 5 % are
-    taken for two at 12 launches. Of modes a factor 1.4 apart, with 5 % noise, 29 % are found at 6 launches, 90 % at 12
-    and 99 % at 20 (by simulation). Raises ValueError for a value that is not above zero.
+    Sorted values are cut where the sum of squared logs within both parts is least (Otsu, IEEE Trans. SMC 9(1), 1979;
+    Fisher's natural breaks for two classes), with enough members on either side. That is accepted where the gap between
+    the parts exceeds 35 / n pooled standard deviations within them, both of the logs and of the values themselves, which
+    rules out long tails to either side. Raises ValueError for a value that is not positive and finite.
     """
-    times = np.asarray(values, dtype=np.float64)
-    if not (times > 0).all() or not np.isfinite(times).all():
-        raise ValueError("a launch's value must be above zero and finite")
-    count = len(times)
-    if count < FEWEST:
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not np.isfinite(sample).all() or (sample <= 0).any():
+        raise ValueError("modes are looked for in a list of positive numbers")
+    count = len(sample)
+    if count < LEAST:
         return None
-    order = np.argsort(times, kind="stable")
-    logs = np.log(times[order])
-    total = float(((logs - logs.mean()) ** 2).sum())
-    least = max(LEAST_COUNT, math.ceil(LEAST_SHARE * count))
-    if total <= 0 or least > count - least:
+    least = fewest_members(count)
+    ordered = np.sort(sample)
+    logs = np.log(ordered)
+    cut = _best_cut(logs, least)
+    gap = min(_gap_in_spreads(logs, cut), _gap_in_spreads(ordered, cut))
+    if gap <= max(_GAP / count, _LEAST_GAP) or not _together(logs, cut):
         return None
-    below = np.cumsum(logs)[least - 1 : count - least]
-    cuts = np.arange(least, count - least + 1)
-    between = below**2 / cuts + (logs.sum() - below) ** 2 / (count - cuts) - logs.sum() ** 2 / count
-    best = int(np.argmax(between))
-    if between[best] / total <= min(0.995, _LIMIT + _MARGIN / math.sqrt(count)):
-        return None
-    cut = int(cuts[best])
-    lower, upper = (float(np.exp(np.median(part))) for part in (logs[:cut], logs[cut:]))
-    if upper < LEAST_RATIO * lower:
-        return None
-    is_upper = np.zeros(count, dtype=bool)
-    is_upper[order[cut:]] = True
     return Modes(
-        lower=lower, upper=upper, share_of_upper=(count - cut) / count, is_upper=tuple(bool(one) for one in is_upper)
-    )
+        centres=(float(np.median(ordered[:cut])), float(np.median(ordered[cut:]))),
+        shares=(cut / count, 1 - cut / count), slow=tuple(bool(value >= ordered[cut]) for value in sample), gap=gap,
+    )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Separator:
-    """A fact that goes with the modes: ``what`` holds of the upper mode's launches. ``p``: how often chance does as
-    well, for all facts that were tried (Holm); ``explained``: the share of launches that it puts on the right side."""
-
-    fact: str
-    what: str
-    p: float
-    explained: float
+@lru_cache(maxsize=1024)
+def fewest_members(count: int) -> int:
+    """How many of ``count`` values a mode must have: 2 up to 12, 3 up to 27, ..."""
+    least = 2
+    while _chance_of_strays(count, least) > _STRAYS_TOGETHER:
+        least += 1
+    return least
 
 
-def separators(
-    is_upper: Sequence[bool], facts: Mapping[str, Sequence[Fact | None]], level: float = 0.05
-) -> list[Separator]:
-    """The facts that separate two modes, the likeliest first; ``facts[name]`` has a value for each launch.
-
-    A category is judged by Fisher's exact test of each of its values against the rest, a number by the exact test of
-    all thresholds' best against permutations: both ask how often labels of these numbers dealt at random do as well.
-    Facts that are the same in all launches, or unknown in one, say nothing.
-    """
-    labels = np.asarray(is_upper, dtype=bool)
-    found = []
-    for name, values in facts.items():
-        if len(values) != len(labels):
-            raise ValueError(f"fact {name!r} has {len(values)} values for {len(labels)} launches")
-        if any(value is None for value in values) or len(set(values)) < 2:
-            continue
-        numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-        found.append(_by_threshold(name, labels, values) if numbers else _by_value(name, labels, values))
-    found.sort(key=lambda one: (one.p, -one.explained))
-    kept, worst = [], 0.0
-    for place, one in enumerate(found):
-        worst = max(worst, min(1.0, one.p * (len(found) - place)))
-        if worst > level:
-            break
-        kept.append(Separator(fact=one.fact, what=one.what, p=worst, explained=one.explained))
-    return kept
+@lru_cache(maxsize=4096)
+def _chance_of_strays(count: int, members: int) -> float:
+    """That ``members`` or more of ``count`` launches are strays."""
+    fewer = range(members)
+    return 1 - sum(math.comb(count, k) * _STRAY**k * (1 - _STRAY) ** (count - k) for k in fewer)
 
 
-def _by_value(name: str, labels: np.ndarray, values: Sequence[Fact | None]) -> Separator:
-    best: Separator | None = None
-    distinct = list(dict.fromkeys(values))
-    for value in distinct:
-        has = np.array([one == value for one in values])
-        p, explained, upper = _association(labels, has)
-        p = min(1.0, p * (len(distinct) - 1 if len(distinct) > 2 else 1))
-        if best is None or p < best.p:
-            best = Separator(fact=name, what=f"is {value}" if upper else f"is not {value}", p=p, explained=explained)
-    assert best is not None
-    return best
+def _squares(values: FloatArray) -> float:
+    return float(np.sum((values - values.mean()) ** 2))
 
 
-def _by_threshold(name: str, labels: np.ndarray, values: Sequence[Fact | None]) -> Separator:
-    numbers = np.array([float(value) for value in values if value is not None])
-    steps = np.unique(numbers)
-    best: Separator | None = None
-    for low, high in pairwise(steps):
-        p, explained, upper = _association(labels, numbers >= high)
-        if best is None or p < best.p:
-            what = f">= {high:.6g}" if upper else f"<= {low:.6g}"
-            best = Separator(fact=name, what=what, p=p, explained=explained)
-    assert best is not None
-    # The best of so many thresholds; neighbours are nearly one, so this is on the safe side.
-    return Separator(fact=name, what=best.what, p=min(1.0, best.p * (len(steps) - 1)), explained=best.explained)
+def _best_cut(ordered: FloatArray, least: int) -> int:
+    """How many values the lower part has: where the squares between the parts, n S^2 / k (n - k) for k centred values
+    with sum S, are most, those within them are least."""
+    count = len(ordered)
+    cuts = np.arange(least, count - least + 1)
+    sums = np.cumsum(ordered - ordered.mean())[cuts - 1]
+    return int(cuts[np.argmax(sums**2 / (cuts * (count - cuts)))])
 
 
-def _association(labels: np.ndarray, has: np.ndarray) -> tuple[float, float, bool]:
-    """Fisher's exact two-sided probability, the share of launches on the diagonal, and whether ``has`` goes with upper."""
-    count, uppers, havers = len(labels), int(labels.sum()), int(has.sum())
-    both = int((labels & has).sum())
-    agree = int((labels == has).sum())
-    upper = agree * 2 >= count
-    ways = math.comb(count, havers)
-    probability = {
-        k: math.comb(uppers, k) * math.comb(count - uppers, havers - k) / ways
-        for k in range(max(0, havers - (count - uppers)), min(uppers, havers) + 1)
-    }
-    p = sum(chance for chance in probability.values() if chance <= probability[both] * (1 + 1e-9))
-    return min(1.0, p), (agree if upper else count - agree) / count, upper
+def _gap_in_spreads(ordered: FloatArray, cut: int) -> float:
+    gap = float(ordered[cut] - ordered[cut - 1])
+    within = math.sqrt((_squares(ordered[:cut]) + _squares(ordered[cut:])) / (len(ordered) - 2))
+    if within <= 1e-12 * abs(gap):
+        return math.inf if gap > 0 else 0.0
+    return gap / within
+
+
+def _together(logs: FloatArray, cut: int) -> bool:
+    """Whether the smaller part is no handful of strays."""
+    small, large = sorted((logs[:cut], logs[cut:]), key=len)
+    if _chance_of_strays(len(logs), len(small)) <= _STRAYS_BEYOND:
+        return True
+    return bool(np.ptp(small) <= _CLOSE * large.std(ddof=1) + 1e-12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 
 import commbench
+from commbench.launch.start import find_mpirun, mpirun_command, mpirun_environment
 
 pytestmark = pytest.mark.mpi
 FLAWED = Path(__file__).parent / "flawed_library"
@@ -58,3 +60,50 @@ def test_nothing_done_and_swapped_blocks(tmp_path: Path, flaw: str, collective: 
     assert frame["status"].eq("wrong").all()
     assert frame["wrong"].gt(100).all()  # of 1024 elements: not a chance hit
     assert frame["busbw_Bps"].isna().all()
+
+
+@pytest.fixture(scope="module")
+def flawed_mpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that comes before MPI's own, for C and for Python alike."""
+    mpirun = find_mpirun()
+    assert mpirun is not None
+    compiler = shutil.which("mpicc", path=str(Path(mpirun).parent))
+    if compiler is None or shutil.which("cc") is None:
+        pytest.skip("no mpicc beside mpirun, or no cc: apt-get install gcc libc6-dev")
+    target = tmp_path_factory.mktemp("flawed") / "flawed_mpi.so"
+    source = str(FLAWED / "flawed_mpi.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(target), source], check=True, timeout=60)
+    return target
+
+
+@pytest.mark.parametrize("loop", ["compiled", "python"])
+@pytest.mark.parametrize("flaw", ["", "flip", "nothing"])
+def test_mpi_that_errs_is_caught_whatever_loop_times_it(tmp_path: Path, flawed_mpi: Path, flaw: str, loop: str) -> None:
+    mpirun = find_mpirun()
+    assert mpirun is not None
+    # numpy does the additions of own algorithms where Python is the loop.
+    algorithms = "library,own:ring" if loop == "compiled" else "library"
+    done = subprocess.run(
+        [*mpirun_command(mpirun, 2, oversubscribed=True), "env", f"LD_PRELOAD={flawed_mpi}", sys.executable, "-m",
+         "commbench", "run", "--backend", "mpi", "--collective", "all_reduce", "--algorithm", algorithms, "--sizes",
+         "4K", "--iters", "60", "--out", str(tmp_path)],
+        check=False, capture_output=True, text=True, timeout=150,
+        env={**mpirun_environment(os.environ, oversubscribed=True), "COMMBENCH_TEST_FLAW": flaw,
+             "COMMBENCH_COMPILED": "1" if loop == "compiled" else "0"},
+    )  # fmt: skip
+    frame = commbench.load(tmp_path)
+    assert {settings["loop"].partition(":")[0] for settings in frame["backend_settings"]} == {loop}
+    assert set(frame["algorithm"]) == set(algorithms.split(","))
+    isolated = frame[frame["timing"] == "isolated"]
+    if not flaw:
+        assert done.returncode == 0, done.stderr
+        assert frame["status"].eq("ok").all()
+        assert isolated["verified"].eq(60).all()
+        return
+    assert done.returncode == 3
+    assert isolated["status"].eq("wrong").all()
+    assert isolated["busbw_Bps"].isna().all()
+    if flaw == "nothing":
+        assert frame["wrong"].gt(100).all()  # of 1024 elements: not a chance hit
+    else:
+        assert isolated["wrong"].between(1, 10).all()

@@ -129,10 +129,10 @@ def test_what_is_stored(whole: tuple[pd.DataFrame, Path, str]) -> None:
     assert (end["status"], end["exit_code"], end["points"]) == ("ok", 0, {"ok": 152})
     (host,) = (path / "hosts").iterdir()
     assert {"host", "before", "after"} <= set(read(host))
-    # Two launches of each library, whose ranks are started differently.
+    # Two launches of each library, whose ranks are started differently; the second time the other way round.
     launches = sorted((path / "launches").iterdir(), key=lambda folder: int(folder.name))
     assert [folder.name for folder in launches] == ["0", "1", "2", "3"]
-    assert frame.groupby("launch")["backend"].unique().map(list).to_list() == [["gloo"], ["mpi"]] * 2
+    assert frame.groupby("launch")["backend"].unique().map(list).to_list() == [["gloo"], ["mpi"], ["mpi"], ["gloo"]]
     for folder in launches:
         facts = read(folder / "manifest.json")
         (backend,) = facts["backends"]

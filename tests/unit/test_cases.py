@@ -114,7 +114,7 @@ def test_everything_but_the_reason_to_skip_is_identity() -> None:
     changes: dict[str, Any] = {
         "collective": "all_gather", "backend": "mpi", "algorithm": "own:ring", "group": "node", "bytes": 1020,
         "requested_bytes": 1025, "dtype": "int32", "reduce_op": "max", "placement": "in", "timing": "streamed",
-        "root": 1, "execution": "graph", "cache": "warm", "ranks": 2, "nodes": 2,
+        "root": 1, "execution": "graph", "cache": "warm", "buffers": "registered", "ranks": 2, "nodes": 2,
     }  # fmt: skip
     assert set(changes) == {field.name for field in dataclasses.fields(Case)} - {"skip"}
     found = {base.case_id, *(case(**{name: value}).case_id for name, value in changes.items())}
@@ -126,6 +126,11 @@ def test_the_title_names_an_algorithm_that_is_not_the_librarys() -> None:
     assert case(**one).title == "mpi broadcast 64 B float32 out isolated"
     assert case(**one, algorithm="own:ring/4").title == "mpi broadcast 64 B float32 out isolated by own:ring/4"
     assert case(**one, algorithm="own:ring", group="node").title.endswith(" isolated by own:ring in node")
+
+
+def test_buffers_that_are_not_plain_are_in_the_title() -> None:
+    assert case(buffers="plain").title == "gloo all_reduce 1024 B float32 sum out isolated"
+    assert case(buffers="symmetric").title == "gloo all_reduce 1024 B float32 sum out isolated symmetric buffers"
 
 
 def test_a_case_and_a_sweep_survive_json() -> None:
@@ -156,6 +161,14 @@ def test_every_combination_once_with_sizes_ascending_within() -> None:
     assert {one.reduce_op for one in cases if one.collective == "broadcast"} == {None}
 
 
+def test_kinds_of_buffers_are_cases_of_their_own() -> None:
+    cases = expand(collectives=("all_reduce",), sizes=(64, 128), buffers=("plain", "symmetric"))
+    assert [(one.buffers, one.bytes) for one in cases] == [
+        ("plain", 64), ("plain", 128), ("symmetric", 64), ("symmetric", 128)
+    ]  # fmt: skip
+    assert len({one.case_id for one in cases}) == 4
+
+
 def test_algorithms_of_a_sweep_and_what_is_left_out() -> None:
     cases = expand(
         collectives=("all_reduce", "barrier"), sizes=(64, 128), algorithms=("library", "own:ring", "own:dissemination"),
@@ -183,8 +196,12 @@ def test_sizes_too_small_are_each_skipped_with_a_reason() -> None:
 
 
 def test_a_barrier_is_one_case_whatever_the_sizes_types_and_placements() -> None:
-    cases = expand(collectives=("barrier",), sizes=(8, 16), dtypes=("int8", "float32"), placements=("in", "out"))
+    cases = expand(
+        collectives=("barrier",), sizes=(8, 16), dtypes=("int8", "float32"), placements=("in", "out"),
+        buffers=("registered", "symmetric"),
+    )  # fmt: skip
     (one,) = cases
+    assert one.buffers == "plain"
     assert (one.bytes, one.requested_bytes, one.placement, one.reduce_op, one.skip) == (0, 0, "out", None, None)
 
 

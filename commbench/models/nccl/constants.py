@@ -13,13 +13,14 @@ from commbench.models.nccl.inputs import PROTOCOLS
 
 Version: TypeAlias = tuple[int, ...]
 OLDEST, NEWEST = (2, 18), (2, 30)
+FIRST = (2, 18, 3)  # 2.18.1 has other tree latencies and caps
 _MICRO, _GIGA = 1e-6, 1e9
 
 
 def parse_version(text: str) -> Version:
     """``2.27``, ``2.27.7``, ``2.27.7+cuda12.9`` or NCCL's own number 22707 as a tuple.
 
-    Raises ValueError for another form, and for a version outside 2.18 to 2.30, which the model does not cover.
+    Raises ValueError for another form, and for a version outside 2.18.3 to 2.30, which the model does not cover.
     """
     words = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?", text.strip())
     number = re.fullmatch(r"\d{5}", text.strip())
@@ -30,8 +31,8 @@ def parse_version(text: str) -> Version:
         version = (value // 10000, value // 100 % 100, value % 100)
     else:
         raise ValueError(f"{text!r} is not an NCCL version: write it like 2.27.7")
-    if not OLDEST <= version[:2] <= NEWEST:
-        raise ValueError(f"NCCL {text.strip()} is outside the tuning model, which covers 2.18 to 2.30")
+    if not OLDEST <= version[:2] <= NEWEST or version[2:] and version[:3] < FIRST:
+        raise ValueError(f"NCCL {text.strip()} is outside the tuning model, which covers 2.18.3 to 2.30")
     return version
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
+from commbench.backends.forcing import NCCL_BACKENDS
 from commbench.models.links import Link, Links
 from commbench.report.explain.evidence import (
     FACTOR,
@@ -181,8 +182,9 @@ def tcp_instead_of_shared_memory(curve: Curve) -> Finding | None:
         if link is None or said is None:
             continue
         added = setup.links.reduce_seconds_per_byte
-        memory = 1 / PEER_BPS if curve.case.backend == "nccl" else added / MEMORY_PART
-        latency = SHARED_LATENCY_S if curve.case.backend != "nccl" else 0.0
+        on_gpus = curve.case.backend in NCCL_BACKENDS
+        memory = 1 / PEER_BPS if on_gpus else added / MEMORY_PART
+        latency = 0.0 if on_gpus else SHARED_LATENCY_S
         if link.seconds_per_byte < memory and (not latency or link.latency_s < latency):
             continue
         shared = Link(

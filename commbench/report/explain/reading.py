@@ -19,7 +19,7 @@ from commbench.report.frame import summarise
 
 CURVE = (
     "collective", "backend", "algorithm", "group", "ranks", "nodes", "dtype", "reduce_op", "placement", "timing",
-    "root", "execution", "cache",
+    "root", "execution", "cache", "buffers",
 )  # fmt: skip
 ACTIVE = "ACTIVE"
 
@@ -64,7 +64,7 @@ def _spot(row: Mapping[Any, Any], setups: tuple[Setup, ...], apart: Mapping[str,
         bytes=int(row["bytes"]), requested_bytes=int(row["requested_bytes"]), dtype=row["dtype"],
         reduce_op=None if pd.isna(row["reduce_op"]) else row["reduce_op"], placement=row["placement"],
         timing=row["timing"], root=int(row["root"]), execution=row["execution"], cache=row["cache"],
-        ranks=int(row["ranks"]), nodes=int(row["nodes"]),
+        buffers=row["buffers"], ranks=int(row["ranks"]), nodes=int(row["nodes"]),
     )  # fmt: skip
     samples = int(number("samples") or 0)
     # The median of a few is no bound for anything; the least of them is.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from commbench.backends.forcing import OPEN_MPI
+from commbench.backends.forcing import NCCL_BACKENDS, OPEN_MPI
 
 _MCA = "OMPI_MCA_"
 _UCX_SHARED = ("sm", "shm", "mm", "posix", "sysv", "xpmem", "cma", "knem")
@@ -21,7 +21,7 @@ _OFI_TCP = ("tcp", "sockets", "udp", "net")
 
 def no_shared_memory(backend: str, settings: Mapping[str, str]) -> str | None:
     """The setting that keeps ranks of one host from shared memory, or None."""
-    if backend == "nccl":
+    if backend in NCCL_BACKENDS:
         return _on_text(settings, "NCCL_SHM_DISABLE") or _on_text(settings, "NCCL_P2P_DISABLE")
     if backend != "mpi":
         return None
@@ -40,7 +40,7 @@ def no_shared_memory(backend: str, settings: Mapping[str, str]) -> str | None:
 
 def no_rdma(backend: str, settings: Mapping[str, str]) -> str | None:
     """The setting that keeps messages between hosts from InfiniBand or RoCE, or None."""
-    if backend == "nccl":
+    if backend in NCCL_BACKENDS:
         return _on_text(settings, "NCCL_IB_DISABLE") or _is_one_of(settings, "NCCL_NET", ("socket",))
     if backend != "mpi":
         return None
@@ -58,7 +58,7 @@ def no_rdma(backend: str, settings: Mapping[str, str]) -> str | None:
 
 def forced_algorithm(backend: str, collective: str, settings: Mapping[str, str]) -> str | None:
     """The setting that takes the choice of algorithm for a collective from the library, or None."""
-    if backend == "nccl":
+    if backend in NCCL_BACKENDS:
         value = settings.get("NCCL_ALGO", "")
         return f"NCCL_ALGO={value}" if value and "^" not in value else None
     if backend != "mpi":
@@ -77,7 +77,7 @@ def forced_algorithm(backend: str, collective: str, settings: Mapping[str, str])
 
 def forced_protocol(backend: str, settings: Mapping[str, str]) -> str | None:
     """The setting that takes the choice of protocol from the library, or None."""
-    if backend == "nccl":
+    if backend in NCCL_BACKENDS:
         value = settings.get("NCCL_PROTO", "")
         return f"NCCL_PROTO={value}" if value and "^" not in value else None
     if backend == "mpi" and _pml(settings) in (None, "ucx"):

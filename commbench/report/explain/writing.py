@@ -17,6 +17,7 @@ from commbench.units import format_size
 SOUND = "as fast as its models say"
 NOT_NEAR = "no algorithm's model is near at all sizes, but it is not slower than all of them"
 SMALL_ONLY = "only small messages are slower than their models, which are rough there"
+NOT_SLOW = "no curve is slower than its models, though some are near none of them"
 UNCALIBRATED = "nothing to judge by: its links were not calibrated"
 WIDTH = 120
 _LABEL = 12
@@ -38,7 +39,8 @@ def verdict(diagnoses: Sequence[Diagnosis]) -> str:
     if not any(diagnosis.curve.setups for diagnosis in diagnoses):
         return f"{NONE}: {UNCALIBRATED}"
     if all(not diagnosis.findings for diagnosis in diagnoses):
-        return f"{NONE}: {SOUND}"
+        near = all(_soundness(diagnosis.shape) == SOUND for diagnosis in diagnoses)
+        return f"{NONE}: {SOUND if near else NOT_SLOW}"
     return f"{NONE}: what single curves show does not hold for the run"
 
 
@@ -56,7 +58,7 @@ def to_json(run_id: str, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
 def _curve(diagnosis: Diagnosis) -> dict[str, Any]:
     case, shape = diagnosis.curve.case, diagnosis.shape
     names = ("collective", "backend", "algorithm", "group", "ranks", "nodes", "dtype", "reduce_op", "placement", "timing",
-             "root", "execution", "cache")  # fmt: skip
+             "root", "execution", "cache", "buffers")  # fmt: skip
     regimes = shape.regimes
     return {
         **{name: getattr(case, name) for name in names},
@@ -91,6 +93,7 @@ def _title(curve: Curve) -> str:
     where = [] if case.group == "world" else [case.group]
     how = [case.dtype, case.reduce_op, f"{case.placement} of place" if case.placement == "out" else "in place"]
     unusual = [case.execution] * (case.execution != "eager") + [f"{case.cache} cache"] * (case.cache != "rotate")
+    unusual += [f"{case.buffers} buffers"] * (case.buffers != "plain")
     kind = [" ".join(filter(None, how))] if case.spec.sized else []
     return f"{case.collective} {case.backend}: {', '.join([*by, *where, hosts, *kind, *unusual, case.timing])}"
 

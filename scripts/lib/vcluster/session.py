@@ -16,9 +16,10 @@ import os
 import select
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from vcluster import ClusterError, keeper, kernel
@@ -45,6 +46,14 @@ def run(cluster: Cluster, commands: Sequence[Command]) -> int:
     When one fails the others have GRACE_S to end, as have all after SIGINT, SIGTERM or SIGHUP; the second signal ends
     them at once. Raises ClusterError.
     """
+    # Process ids are the same in every session, and hosts share this machine's files: what a session that was killed has
+    # left under its launcher's number would stop the next.
+    with tempfile.TemporaryDirectory(prefix="vc-", ignore_cleanup_errors=True) as private:
+        mine = [replace(one, environment={**one.environment, "TMPDIR": private}) for one in commands]
+        return _run(cluster, mine)
+
+
+def _run(cluster: Cluster, commands: Sequence[Command]) -> int:
     waited = {*_PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     sys.stdout.flush()

@@ -17,7 +17,7 @@ def test_names_are_kept_once_and_in_order() -> None:
     [
         ("librari", "did you mean 'library'"),
         ("rings", "unknown algorithm 'rings': did you mean 'own:ring'"),
-        ("ring", "'ring' can be forced on mpi and nccl only, not on gloo"),
+        ("ring", "'ring' can be forced on mpi, nccl and nccl_raw only, not on gloo"),
         ("own:rings", "did you mean 'own:ring'"),
         ("own:bruck", "known are own:binomial_tree, own:double_binary_tree, own:halving_doubling, own:hierarchical, "),
         ("own:ring/many", "write own:NAME"),

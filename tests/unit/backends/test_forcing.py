@@ -196,6 +196,8 @@ def test_names_of_nccl() -> None:
     assert set(names("nccl", "broadcast")) == {"ring"} | {
         f"{a}:{p}" for a in ("", "ring") for p in ("ll", "ll128", "simple")
     }
+    assert names("nccl_raw", "all_gather") == names("nccl", "all_gather")
+    assert names("nccl_raw", "gather") == names("nccl_raw", "all_to_all") == ("grouped",)
     assert names("nccl", "gather") == names("gloo", "all_reduce") == names("mpi", "send_recv") == ()
     assert set(OPEN_MPI) == set(COLLECTIVES) - {"send_recv"}
 
@@ -204,8 +206,8 @@ def test_names_of_nccl() -> None:
     ("name", "backends", "collectives", "says"),
     [
         ("rnig", ("mpi",), ("all_reduce",), "unknown algorithm 'rnig': did you mean 'ring'"),
-        ("ring", ("gloo",), ("all_reduce",), "can be forced on mpi and nccl only, not on gloo: add --backend mpi"),
-        ("tree", ("mpi", "gloo"), ("all_reduce",), "can be forced on nccl only, not on mpi or gloo"),
+        ("ring", ("gloo",), ("all_reduce",), "can be forced on mpi, nccl and nccl_raw only, not on gloo: add --backend mpi"),
+        ("tree", ("mpi", "gloo"), ("all_reduce",), "can be forced on nccl and nccl_raw only, not on mpi or gloo"),
         ("pairwise", ("mpi",), ("all_reduce",), "'pairwise' is one of all_to_all, not of all_reduce"),
     ],
 )

@@ -24,12 +24,15 @@ import torch
 import commbench
 from commbench.backends import BACKENDS
 from commbench.backends.base import BackendError, Context
-from commbench.backends.torch_distributed import Nccl
+from commbench.backends.nccl import Nccl
+from commbench.backends.nccl_account import Gpu, NcclAccount
 from commbench.cases import DTYPES, REDUCE_OPS, Case, Sweep
 from commbench.collectives import COLLECTIVES
-from commbench.launch.runner import Run, run_local
+from commbench.launch.run import Run
+from commbench.launch.runner import run_local
 
 DOUBLE = Path(__file__).parent / "cuda_double"
+KERNEL_S = 10e-6  # of the double
 RANKS = 2
 Calls = list[list[dict[str, Any]]]
 Launch = Callable[..., tuple[Run, Calls]]
@@ -47,7 +50,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
             monkeypatch.setenv(name, str(value))
         found = run_local(
             Sweep(**{"backends": ("nccl",), "sizes": (4096,), "iterations": 4, "budget_s": 5.0, **sweep}),
-            ranks=ranks, launches=1, out=tmp_path / "results", on_event=lambda event: None,
+            ranks=ranks, out=tmp_path / "results", on_event=lambda event: None,
         )  # fmt: skip
         files = sorted(calls.glob("rank-*.jsonl"))
         return found, [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
@@ -86,9 +89,15 @@ def test_the_doubles_have_the_signatures_of_torch(double: ModuleType) -> None:
             if path in ("torch", "torch.Tensor"):
                 assert callable(real)  # built in, without a signature to read
                 continue
+            if isinstance(function, type):
+                for name in {"__new__", *vars(function)} & {"__new__", "record", "query", "elapsed_time", "replay"}:
+                    assert shape(getattr(function, name)) == shape(getattr(real, name)), f"{path}.{name}"
+                    compared += 1
+                if function.__name__ != "graph":
+                    continue
             assert shape(function) == shape(real), f"{path}.{function.__name__}"
             compared += 1
-    assert compared == 25
+    assert compared == 36
 
 
 def types_of_nccl() -> set[str]:
@@ -111,28 +120,47 @@ def test_the_double_takes_the_types_that_torch_maps_to_nccl(double: ModuleType) 
 # -- what is refused before anything runs ----------------------------------------------------------
 
 
+def compared(capability: tuple[int, int]) -> Nccl:
+    """As rank 1 of 2 has it after the ranks have compared their devices, of which the lesser one is told."""
+    backend = Nccl()
+    backend._account = NcclAccount(22707, {})
+    gpus = [[["uuid-0", 12, 0], ["x86_64", "intel"]], [["uuid-1", *capability], ["x86_64", "intel"]]]
+    context = Context(
+        rank=1, world=2, local_rank=1, hosts=("a", "a"), address="127.0.0.1", interface="lo", share=lambda value: value,
+        agree=lambda value, decide: decide(gpus) if isinstance(value, list) else decide([value, value]),
+    )  # fmt: skip
+    backend._account.compare(context, Gpu("uuid-1", *capability))
+    return backend
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_type_is_refused_if_torch_has_no_nccl_type_for_it(dtype: str) -> None:
-    backend = Nccl()
+    backend = compared((9, 0))
     reason = backend.why_not(case(collective="all_gather", reduce_op=None, dtype=dtype))
     assert (reason is None) == (dtype in types_of_nccl()), reason
 
 
 @pytest.mark.parametrize("op", REDUCE_OPS)
 def test_bitwise_operations_are_refused(op: str) -> None:
-    reason = Nccl().why_not(case(dtype="int32", reduce_op=op))
+    reason = compared((9, 0)).why_not(case(dtype="int32", reduce_op=op))
     assert reason == (f"NCCL has no reduce operation {op!r}" if op in ("band", "bor", "bxor") else None)
 
 
 def test_float8_is_reduced_only_where_every_gpu_can() -> None:
-    backend = Nccl()
-    backend._capability = (8, 9)
+    backend = compared((8, 9))
     assert backend.why_not(case(dtype="float8_e5m2", reduce_op="sum")) == (
         "NCCL reduces float8_e5m2 from compute capability 9.0 on, and a GPU of this job has 8.9"
     )
     assert backend.why_not(case(collective="all_gather", dtype="float8_e5m2", reduce_op=None)) is None
-    backend._capability = (10, 0)
-    assert backend.why_not(case(dtype="float8_e5m2", reduce_op="sum")) is None
+    assert compared((10, 0)).why_not(case(dtype="float8_e5m2", reduce_op="sum")) is None
+
+
+def test_no_graph_can_hold_a_barrier_that_makes_the_host_wait() -> None:
+    barrier = {"collective": "barrier", "reduce_op": None, "bytes": 0}
+    assert compared((9, 0)).why_not(case(execution="graph", **barrier)) == (
+        "torch's barrier makes the host wait, which a graph cannot"
+    )
+    assert compared((9, 0)).why_not(case(**barrier)) is None
 
 
 def test_a_cpu_build_of_torch_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,13 +233,13 @@ class Library:
 def test_the_version_is_that_of_the_library_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = Nccl()
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
-    monkeypatch.setattr("commbench.backends.torch_distributed.ctypes.CDLL", lambda name, mode: Library(22907))
+    monkeypatch.setattr("commbench.backends.nccl.ctypes.CDLL", lambda name, mode: Library(22907))
     assert backend.version().startswith("NCCL 2.29.7, torch ")
 
     def not_loaded(name: str, mode: int) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr("commbench.backends.torch_distributed.ctypes.CDLL", not_loaded)
+    monkeypatch.setattr("commbench.backends.nccl.ctypes.CDLL", not_loaded)
     assert backend.version().startswith("NCCL 2.27.3, torch ")
 
 
@@ -258,13 +286,26 @@ def test_buffers_that_do_not_fit_the_gpu_are_skipped(launch: Launch, monkeypatch
 
 # -- a run -----------------------------------------------------------------------------------------
 
-LETTERS = {"upload": "U", "synchronize": "S", "download": "D"}
+LETTERS = {
+    "upload": "U", "synchronize": "S", "download": "D", "event": "E", "flush": "F", "sleep": "I", "replay": "R",
+}  # fmt: skip
 
 
 def after_calibration(calls: list[dict[str, Any]]) -> str:
-    """U, S, D or C (an operation) a call, from the first upload on."""
+    """A letter a call, from the first upload on: what is above, B for the barrier before an operation, C for an
+    operation and c for one that is captured."""
     first = next(index for index, call in enumerate(calls) if call["call"] == "upload")
-    return "".join(LETTERS.get(call["call"], "C") for call in calls[first:])
+    return "".join(map(_letter, calls[first:]))
+
+
+def _letter(call: dict[str, Any]) -> str:
+    if call["call"] == "all_reduce" and call["sizes"] == [1]:
+        return "B"
+    return LETTERS.get(call["call"], "c" if call.get("captured") else "C")
+
+
+# What a rank does beside rounds: data, warm-up, the first barrier, marks that are made, marks beside one another.
+AROUND = "U|D|C+S|BS|(IEES){20}"
 
 
 def check_start(calls: Calls) -> None:
@@ -278,14 +319,22 @@ def check_start(calls: Calls) -> None:
         assert all(call["pinned"] for call in mine if call["call"] in ("upload", "download"))
 
 
-def check_points(run: Run, note: str) -> None:
+def check_points(run: Run) -> None:
     assert run.exit_code == 0, run.outcome.line
     points = run.points
     assert {point["status"] for point in points} == {"ok"}, [point["reason"] for point in points]
     assert {point["wrong"] for point in points} == {0}
     assert {point["backend_settings"]["device"] for point in points} == {"Double 9000"}
-    assert all(point["verified"] for point in points if point["collective"] != "barrier")
-    assert all(note in point["note"] for point in points if point["collective"] != "barrier")
+    for point in points:
+        if point["collective"] == "barrier":
+            assert "torch's barrier makes the host wait" in point["note"]
+            continue
+        assert point["verified"]
+        # A kernel is all that is between two marks: no flush, no barrier, no pause.
+        assert point["time_s"] == pytest.approx(KERNEL_S)
+        assert (point["start"], point["host_bound"]) == ("stream", False)
+        assert point["host_s"] > 0
+        assert point["time_shortest_s"] == (pytest.approx(KERNEL_S) if point["timing"] == "isolated" else None)
 
 
 EVERYTHING = {"collectives": tuple(COLLECTIVES), "ops": ("sum", "avg"), "dtypes": ("float32",)}
@@ -297,35 +346,95 @@ IN_PLACE = tuple(name for name, spec in COLLECTIVES.items() if spec.in_place)
     [EVERYTHING, {"collectives": IN_PLACE, "placements": ("in",), "dtypes": ("int32",), "root": 1}],
     ids=["out", "in"],
 )
-def test_isolated_operations_upload_run_wait_and_download(launch: Launch, sweep: dict[str, Any]) -> None:
+def test_isolated_operations_are_between_two_marks_behind_a_barrier(launch: Launch, sweep: dict[str, Any]) -> None:
     run, calls = launch(gpus=RANKS, timings=("isolated",), **sweep)
-    check_points(run, "timed by the host's clock: launch and wait for the device are included")
+    check_points(run)
     check_start(calls)
     for mine in calls:
-        # Every operation is waited for before anything else; every output comes down after that.
-        assert re.fullmatch(r"(U+(CS)+D*|(CS)+)+", after_calibration(mine))
+        text = after_calibration(mine)
+        # A pause for the host to get ahead in; the cache is emptied and the barrier passed outside the marks.
+        assert re.fullmatch(rf"({AROUND}|E*SI(FBECE)+S)+", text), text
+        assert "FBECE" in text
+        assert {call["size"] for call in mine if call["call"] == "flush"} == {2 << 20}  # twice the cache
         # Nothing is left on the device when it is read or written.
         assert {call["queued"] for call in mine if call["call"] in ("upload", "download")} == {0}
 
 
-def test_streamed_operations_are_enqueued_together_and_waited_for_once(launch: Launch) -> None:
+def test_streamed_operations_are_between_two_marks_together(launch: Launch) -> None:
     run, calls = launch(gpus=RANKS, timings=("streamed",), iterations=40, **EVERYTHING)
-    check_points(run, "timed by the host's clock: all launches and one wait for the device are included")
+    check_points(run)
     check_start(calls)
     for mine in calls:
         text = after_calibration(mine)
-        assert re.fullmatch(r"(U+(C+S)+D*|(C+S)+D*)+", text)
+        # The host's pace is a part of what is asked: no pause. Batches of torch's barrier are waited for one by one.
+        assert re.fullmatch(rf"({AROUND}|E*SBEC+ES)+", text), text
         # 40 operations are ten batches of four.
-        assert text.count("CCCCS") >= 10
+        assert text.count("BECCCCES") >= 10
         downloads = [index for index, letter in enumerate(text) if letter == "D"]
         assert all(text[index - 1] in "SD" for index in downloads)
+
+
+@pytest.mark.parametrize("timing", ["isolated", "streamed"])
+def test_graphs_are_captured_once_and_launched_between_the_marks(launch: Launch, timing: str) -> None:
+    """Data, in place too, is as right as without them: what the first launch did to it is put back."""
+    names = tuple(name for name in COLLECTIVES if name != "barrier")
+    sweep = {"collectives": names, "ops": ("sum", "avg"), "iterations": 40, "sizes": (1 << 20,)}
+    run, calls = launch(gpus=RANKS, timings=(timing,), executions=("graph",), **sweep)
+    check_points(run)
+    assert {point["execution"] for point in run.points} == {"graph"}
+    for mine in calls:
+        text = after_calibration(mine)
+        captures = "Sc+RSU*"  # torch waits before a capture; the first launch is not timed
+        rounds = "E*SI(FBERE)+S" if timing == "isolated" else "E*SIBER+ES"
+        assert re.fullmatch(rf"({AROUND}|ScRS|{captures}|{rounds})+", text), text
+        assert {call["operations"] for call in mine if call["call"] == "replay"} <= (
+            {1} if timing == "isolated" else {1, 4}
+        )
+
+
+def test_a_graph_holds_many_operations_where_a_batch_has_them(launch: Launch) -> None:
+    """150 a batch on two sets of buffers: twice a graph of 64 and one of 22. A warm cache is not emptied."""
+    sweep = {"collectives": ("all_gather",), "iterations": 1500, "sizes": (4096,), "cache": "warm"}
+    run, calls = launch(gpus=RANKS, timings=("streamed",), executions=("graph",), **sweep)
+    check_points(run)
+    assert "IBERRRES" in after_calibration(calls[0])
+    replays = [call["operations"] for call in calls[0] if call["call"] == "replay"]
+    assert replays[-3:] == [64, 64, 22]
+    assert sum(call.get("captured", False) for call in calls[0]) == 1 + 64 + 22
+    assert not [call for call in calls[0] if call["call"] == "flush"]
+
+
+def test_what_cannot_be_captured_is_skipped_with_the_library_s_reason(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMMBENCH_TEST_NO_GRAPHS", "1")
+    run, _ = launch(
+        gpus=RANKS, timings=("isolated",), executions=("graph", "eager"), collectives=("all_reduce", "barrier")
+    )
+    assert run.exit_code == 0, run.outcome.line
+    found = {(point["collective"], point["execution"]): (point["status"], point["reason"]) for point in run.points}
+    refused = "RuntimeError: CUDA error: operation failed due to a previous error during capture"
+    assert found == {
+        ("all_reduce", "graph"): ("skipped", f"nccl refuses it: {refused}"),
+        ("all_reduce", "eager"): ("ok", None),
+        ("barrier", "graph"): ("skipped", "torch's barrier makes the host wait, which a graph cannot"),
+        ("barrier", "eager"): ("ok", None),
+    }
+
+
+def test_ranks_outside_the_groups_keep_step_with_the_barrier(launch: Launch) -> None:
+    run, calls = launch(gpus=3, ranks=3, groups=("pair:0-2",), collectives=("all_reduce",), iterations=40)
+    check_points(run)
+    barriers = [sum(_letter(call) == "B" for call in mine) for mine in calls]
+    assert barriers == [barriers[0]] * 3
+    assert not [call for call in calls[1] if call["call"] == "upload"]
 
 
 def test_roots_and_neighbours_are_named_by_their_world_rank(launch: Launch) -> None:
     """In a pair out of three ranks, root 1 of the group is rank 2 of the world."""
     collectives = ("broadcast", "reduce", "gather", "scatter", "send_recv", "all_gather")
     run, calls = launch(gpus=3, ranks=3, groups=("pair:0-2",), root=1, timings=("isolated",), collectives=collectives)
-    check_points(run, "timed by the host's clock")
+    check_points(run)
     for mine in (calls[0], calls[2]):
         assert {call["root"] for call in mine if "root" in call} == {2}
         last = [call for call in mine if call["call"] == "batch_isend_irecv"][-1]
@@ -348,15 +457,17 @@ def test_own_algorithms_are_enqueued_and_waited_for_once(launch: Launch, timing:
         ("all_to_all", "own:bruck", None), ("barrier", "own:dissemination", None),
     }  # fmt: skip
     assert {(point["status"], point["wrong"]) for point in points} == {("ok", 0)}
-    assert all("timed by the host's clock" in point["note"] for point in points)
+    assert {point["start"] for point in points} == {"stream"}
     reasons = {point["reason"] for point in run.points}
     assert "messages over nccl are reduced by torch, which has no 'avg' of two float32" in reasons
     assert {call["call"] for mine in calls for call in mine} <= {
         "set_device", "init_process_group", "upload", "download", "synchronize", "batch_isend_irecv", "send", "recv",
+        "all_reduce", "event", "flush", "sleep",
     }  # fmt: skip
     for mine in calls:
         text = after_calibration(mine)
-        assert re.fullmatch(r"(U+(C+S)+D*|(C+S)+D*)+", text), text
+        rounds = "E*SI(FBEC+E)+S" if timing == "isolated" else "E*SBEC+ES"
+        assert re.fullmatch(rf"({AROUND}|{rounds})+", text), text
         # An empty message carries a byte.
         assert min(size for call in mine if call["call"] == "batch_isend_irecv" for size in call["sizes"]) == 1
 
@@ -424,17 +535,6 @@ def test_points_hold_what_the_tuner_expects(launch: Launch) -> None:
 
 
 @pytest.mark.usefixtures("nccl")
-def test_the_estimate_is_of_what_the_environment_forces(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_ALGO", "allreduce:tree")
-    monkeypatch.setenv("NCCL_PROTO", "Simple")
-    run, _ = launch(gpus=RANKS, collectives=("all_reduce", "all_gather"), timings=("isolated",))
-    # Tree: 8.4 us and twice 4 for one hop; bandwidth is half of 0.92 of the channels' sum, and 0.9 of that at 4 KiB.
-    # Ring: 8.4 us and 3.4 for one step.
-    tree = 8.4e-6 + 2 * 4e-6 + 4096 / (0.92 * 80e9 / 2 * 0.9)
-    assert estimates(run) == pytest.approx({"all_reduce": tree, "all_gather": 11.8e-6 + 4096 / 160e9})
-
-
-@pytest.mark.usefixtures("nccl")
 def test_other_communicators_write_over_the_graphs_and_have_no_estimate(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,71 +548,36 @@ def test_other_communicators_write_over_the_graphs_and_have_no_estimate(
     assert found == {("world", "own:ring"): None, ("pair:0-1", "library"): None, ("pair:0-1", "own:ring"): None}
 
 
-@pytest.mark.usefixtures("nccl")
-@pytest.mark.parametrize(
-    ("variables", "says"),
-    [
-        ({"COMMBENCH_TEST_NCCL": "2.31.1"}, None),
-        ({"NCCL_ALGO": "Rnig"}, None),
-        ({"COMMBENCH_TEST_GRAPHS": ""}, "not written"),
-        ({"COMMBENCH_TEST_GRAPHS": "<graphs>"}, "not readable: not XML"),
-        ({"COMMBENCH_TEST_GRAPHS": GRAPHS.replace('id="1"', 'id="4"')}, "the graphs lack a ring or a tree"),
-        ({"NCCL_COLLNET_ENABLE": "1"}, "do not tell whether NCCL_COLLNET_ENABLE is in effect"),
-    ],
-)
-def test_there_is_no_estimate_of_what_is_not_known(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], says: str | None
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    run, _ = launch(gpus=RANKS, collectives=("all_reduce",), timings=("isolated",))
-    assert estimates(run) == {"all_reduce": None}
-    note = run.points[0]["backend_settings"].get("nccl graphs")
-    assert note is None if says is None else note.startswith(says)
-
-
-@pytest.mark.usefixtures("nccl")
-def test_a_file_that_the_user_names_is_read_and_stays(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("NCCL_GRAPH_DUMP_FILE", str(tmp_path / "graphs.xml"))
-    run, _ = launch(gpus=RANKS, collectives=("all_reduce",), timings=("isolated",))
-    assert estimates(run) == pytest.approx({"all_reduce": BY_RING_AND_LL["all_reduce"]})
-    assert (tmp_path / "graphs.xml").read_text() == GRAPHS
-    assert run.points[0]["backend_settings"]["NCCL_GRAPH_DUMP_FILE"] == str(tmp_path / "graphs.xml")
-
-
 # -- algorithms that it is told to use -------------------------------------------------------------
 
 
-def forced(launch: Launch, monkeypatch: pytest.MonkeyPatch, algorithm: str, choice: str, **sweep: Any) -> list[Any]:
-    """The points of a sweep by one algorithm, of which NCCL says that it took ``choice``."""
-    monkeypatch.setenv("COMMBENCH_TEST_CHOICE", choice)
-    for name in ("NCCL_ALGO", "NCCL_PROTO"):
+def without_own_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where files that are not kept lie."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    for name in ("NCCL_ALGO", "NCCL_PROTO", "NCCL_DEBUG", "NCCL_DEBUG_FILE"):
         monkeypatch.delenv(name, raising=False)
-    run, _ = launch(gpus=RANKS, algorithms=(algorithm,), **{"timings": ("isolated",), **sweep})
-    assert run.exit_code == 0, run.outcome.line
-    return run.points
+    return scratch
 
 
 def test_nccl_is_told_by_its_environment_and_its_log_is_read(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
+    """An NCCL whose log cannot be turned on and off: it is on throughout."""
+    scratch = without_own_settings(monkeypatch, tmp_path)
     monkeypatch.setenv("NCCL_DEBUG_SUBSYS", "INIT")
+    monkeypatch.setenv("COMMBENCH_TEST_CHOICE", "RING LL")
     collectives = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
-    points = forced(
-        launch, monkeypatch, "ring:ll", "RING LL", collectives=collectives, timings=("isolated", "streamed")
-    )
-    skipped = [point for point in points if point["status"] == "skipped"]
+    run, calls = launch(gpus=RANKS, algorithms=("ring:ll",), collectives=collectives)
+    skipped = [point for point in run.points if point["status"] == "skipped"]
     assert {(point["collective"], point["reason"]) for point in skipped} == {
         ("all_to_all", "nccl cannot be told by which algorithm to do all_to_all")
     }
-    measured = [point for point in points if point["status"] != "skipped"]
-    assert {(point["status"], point["protocol"], point["launch"]) for point in measured} == {("ok", "ll", 1)}
-    assert not [point["note"] for point in measured if "NCCL took" in point["note"]]
+    measured = [point for point in run.points if point["status"] != "skipped"]
+    found = {(p["status"], p["algorithm"], p["used_algorithm"], p["protocol"], p["channels"]) for p in measured}
+    assert found == {("ok", "ring:ll", "ring", "ll", 2)}
+    assert not [point["note"] for point in measured if "NCCL took" in (point["note"] or "")]
     for point in measured:
         settings = point["backend_settings"]
         lists = [f"{name}:Ring" for name in ("allreduce", "allgather", "reducescatter", "broadcast", "reduce")]
@@ -520,23 +585,41 @@ def test_nccl_is_told_by_its_environment_and_its_log_is_read(
         assert settings["NCCL_PROTO"] == settings["NCCL_ALGO"].replace("Ring", "LL")
         assert (settings["NCCL_DEBUG"], settings["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,TUNING")
         assert "NCCL_DEBUG_FILE" not in settings
+    assert not [call for mine in calls for call in mine if call["call"] == "reset"]
     assert list(scratch.iterdir()) == []
 
 
-def test_what_nccl_took_instead_is_told(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    (point,) = forced(launch, monkeypatch, "tree", "RING SIMPLE", collectives=("all_reduce",))
-    assert (point["status"], point["protocol"]) == ("ok", "simple")
-    assert point["note"].startswith("asked for tree, NCCL took ring:simple; ")
+def test_what_nccl_chose_is_asked_in_a_call_of_its_own(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of every case, by rank 0's log, which no timed call writes into."""
+    scratch = without_own_settings(monkeypatch, tmp_path)
+    monkeypatch.setenv("COMMBENCH_TEST_RESET", "1")
+    monkeypatch.setenv("COMMBENCH_TEST_CHOICE", "TREE SIMPLE")
+    sweep = {"collectives": ("all_reduce", "all_to_all"), "executions": ("eager", "graph")}
+    run, calls = launch(gpus=RANKS, timings=("isolated",), **sweep)
+    check_points(run)
+    found = {(p["collective"], p["algorithm"], p["used_algorithm"], p["protocol"], p["channels"]) for p in run.points}
+    assert found == {("all_reduce", "library", "tree", "simple", 2), ("all_to_all", "library", None, None, None)}
+    assert not [name for point in run.points for name in point["backend_settings"] if name.startswith("NCCL_DEBUG")]
+    names = [[call["call"] for call in mine] for mine in calls]
+    for mine in names:
+        # On and off for each of four cases, one call in between: performed, or captured where it was timed so.
+        assert mine.count("reset") == 8
+    first = names[0]
+    assert first.count("logged") == 2
+    at = [index for index, name in enumerate(first) if name == "reset"]
+    for on, off in zip(at[::2], at[1::2], strict=True):
+        assert 2 <= off - on <= 4, first[on : off + 1]
+    assert list(scratch.iterdir()) == []
 
 
-def test_a_log_that_says_nothing_is_told(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    (point,) = forced(launch, monkeypatch, ":simple", "", collectives=("all_reduce",))
-    assert (point["status"], point["protocol"]) == ("ok", None)
-    assert point["note"].startswith("asked for :simple; NCCL's log does not say what it took; ")
-
-
-def test_before_2_24_nccl_takes_one_list_for_all(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMMBENCH_TEST_NCCL", "2.23.4")
-    (point,) = forced(launch, monkeypatch, "ring:ll", "RING LL", collectives=("all_reduce",))
-    settings = point["backend_settings"]
-    assert (settings["NCCL_ALGO"], settings["NCCL_PROTO"]) == ("Ring", "LL")
+def test_ranks_share_a_gpu_only_where_the_user_lets_them_and_have_no_times_to_compare(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    run, _ = launch(gpus=1, collectives=("all_reduce",), timings=("isolated",))
+    assert run.exit_code == 0, run.outcome.line
+    (point,) = run.points
+    assert (point["status"], point["wrong"]) == ("ok", 0)
+    assert point["tainted"] == "several ranks on one GPU: no timing"

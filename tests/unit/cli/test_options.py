@@ -12,6 +12,8 @@ from commbench.cases import DTYPES, REDUCE_OPS
 from commbench.cli.errors import UsageError
 from commbench.cli.options import RunOptions, read_options
 from commbench.collectives import COLLECTIVES
+from commbench.launch.order import Launches
+from commbench.launch.variants import Variant, variant_set
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -57,8 +59,21 @@ KEYS: list[tuple[str, str, str, Any]] = [
     ("budget", '"auto"', "budget", None),
     ("ranks", "4", "ranks", 4),
     ("nodes", "2", "nodes", 2),
-    ("launches", '"3"', "launches", 3),
+    ("launches", '"3"', "launches", Launches(least=3, most=3)),
+    ("launches", '"auto:5%"', "launches", Launches(least=6, most=40, precision=0.05)),
+    ("launches", '"auto:2.5%:30"', "launches", Launches(least=6, most=30, precision=0.025)),
+    ("variant", '"ring:NCCL_ALGO=Ring"', "variant", (Variant(name="ring", settings={"NCCL_ALGO": "Ring"}),)),
+    (
+        "variant",
+        "{a = {NCCL_MIN_NCHANNELS = 8}, default = {}}",
+        "variant",
+        (Variant(name="a", settings={"NCCL_MIN_NCHANNELS": "8"}), Variant(name="default")),
+    ),
+    ("bind", '"numa"', "bind", "numa"),
+    ("variants", '"ucx-transports"', "variants", (variant_set("ucx-transports"),)),
+    ("spread", '"10m"\nlaunches = 6', "spread", 600.0),
     ("cache", '"warm"', "cache", "warm"),
+    ("buffers", '["plain", "symmetric"]', "buffers", ("plain", "symmetric")),
     ("iters", "20", "iters", 20),
     ("for", '"2h"', "soak", 7200.0),
     ("deadline", '"1m"', "deadline", 60.0),
@@ -116,7 +131,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("op", "summ", "unknown reduce op 'summ': did you mean 'sum'?"),
     ("placement", "inn", "unknown placement 'inn': did you mean 'in'?"),
     ("algorithm", "own:rin", "unknown algorithm 'own:rin': did you mean 'own:ring'?"),
-    ("algorithm", "tree", "algorithm 'tree' can be forced on nccl only, not on gloo or mpi: "),
+    ("algorithm", "tree", "algorithm 'tree' can be forced on nccl and nccl_raw only, not on gloo or mpi: "),
     ("algorithm", "own:ring/0", "'own:ring/0' is not an algorithm: write own:NAME, or own:NAME/8 for 8 pieces"),
     ("group", "wold", "unknown group 'wold': did you mean 'world'?"),
     ("group", "pair:1", "unknown group 'pair:1': did you mean 'pair:A-B'?"),
@@ -147,6 +162,25 @@ REFUSED: list[tuple[str, str, str]] = [
     ("ranks", "x", "'x' is not a whole number"),
     ("ranks", "2.5", "'2.5' is not a whole number"),
     ("launches", "0", "0 is too small: it must be 1 or more"),
+    (
+        "launches",
+        "auto",
+        "'auto' is neither a number nor auto:PRECISION, such as auto:5%, or auto:5%:30 for at most 30",
+    ),
+    ("launches", "auto:5", "'5' must lie between 0% and 100%"),
+    ("launches", "auto:5%:5", "'5' launches are too few for an interval: at most 6 or more, as in auto:5%:30"),
+    ("variant", "ring", "'ring' is no variant: write NAME:VAR=VALUE,VAR=VALUE, or default: for one without settings"),
+    ("variant", "a:PATH=/x", "variant 'a' may not set 'PATH': only variables that begin with NCCL_, "),
+    ("variants", "nccl-algorithm", "unknown set of variants 'nccl-algorithm': did you mean 'nccl-algorithms'?"),
+    (
+        "variants",
+        "p2p-paths",
+        "p2p-paths is for the backend nccl or nccl_raw, which is not in the sweep: add --backend nccl",
+    ),
+    ("variants", "ompi-allreduce", "ompi-allreduce tells all_reduce apart and nothing else: ask for --collective "),
+    ("spread", "10m", "there is one launch, which cannot be spread over a time: add --launches, such as 6"),
+    ("spread", "long", "'long' is not a duration"),
+    ("bind", "cores", "unknown binding 'cores': did you mean 'core'?"),
     ("iters", "0", "0 is too small: it must be 1 or more"),
     ("nodes", "-1", "-1 is too small: it must be 1 or more"),
     ("root", "-1", "-1 is too small: it must be 0 or more"),
@@ -182,6 +216,17 @@ def test_what_an_option_refuses(field: str, text: str, reason: str) -> None:
         ("out = 3", "out: 3 is not text: put it in quotes"),
         ("collective = {a = 1}", "collective: unknown collective "),
         ("collective = []", "collective: an empty list: name at least one"),
+        ("variant = 3", "variant: 3 is not text: put it in quotes"),
+        ("variant.a = 3", "variant: variant 'a' is not a table of variables"),
+        (
+            "variant.a.NCCL_ALGO = true",
+            "variant: variant 'a': NCCL_ALGO is neither text nor a whole number: put it in ",
+        ),
+        (
+            "variant.a.LD_PRELOAD = 'x'",
+            "variant: variant 'a' may not set 'LD_PRELOAD': only variables that begin with ",
+        ),
+        ('variant = ["a:NCCL_ALGO=x", "a:NCCL_ALGO=y"]', "variant: two variants are called 'a': give each a name of "),
     ],
 )
 def test_what_a_toml_file_may_not_say(tmp_path: Path, text: str, reason: str) -> None:
@@ -189,6 +234,15 @@ def test_what_a_toml_file_may_not_say(tmp_path: Path, text: str, reason: str) ->
     with pytest.raises(UsageError) as caught:
         read_options(file, {"backend": "gloo"})
     assert str(caught.value).startswith(f"{file}: {reason}")
+
+
+def test_a_set_and_variants_of_ones_own_go_together() -> None:
+    given = {"backend": "mpi", "collective": "all_reduce", "variants": "ompi-allreduce", "launches": "6"}
+    names = [v.name for v in read_options(None, {**given, "variant": ["tcp:OMPI_MCA_btl=^sm"]}).all_variants]
+    assert (names[0], names[-1], len(names)) == ("default", "tcp", 8)
+    with pytest.raises(UsageError, match=r"^--variants: two variants are called 'ring': give each a name of its own$"):
+        read_options(None, {**given, "variant": ["ring:OMPI_MCA_btl=^sm"]})
+    assert read_options(None, {**given, "spread": "10m"}).spread == 600.0
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

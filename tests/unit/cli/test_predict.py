@@ -209,7 +209,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"hardware": H200, "collective": ","}, "--collective is empty"),
     ({"hardware": H200, "sizes": "1Q"}, "is not a size"),
     ({"hardware": H200, "ranks": 10, "nodes": 4}, "10 ranks cannot be shared out equally over 4 nodes"),
-    ({"hardware": H200, "ranks": 8, "nodes": 0}, "cannot be shared out equally over 0 nodes"),
+    ({"hardware": H200, "ranks": 8, "nodes": 0}, "--nodes 0: there must be 1 or more"),
     ({"hardware": H200, "ranks": 1}, "nobody to talk to"),
     ({"hardware": H200, "ranks": 32, "nodes": 2}, "8 GPUs a node, too few for 16"),
     ({"hardware": H200, "backend": "mpi"}, "--backend chooses among the links of a calibration"),

@@ -13,7 +13,7 @@ import pytest
 
 from commbench.cli import options
 from commbench.cli.main import main
-from commbench.launch import runner
+from commbench.launch import runnable
 
 ROOT = Path(__file__).parents[3]
 OF_LAUNCHERS = ("COMMBENCH", "OMPI", "PMI", "MPI", "SLURM", "TORCHELASTIC", "PALS", "FLUX", "JSM", "MV2", "HYDI")
@@ -95,7 +95,7 @@ def test_results_that_cannot_be_written(command: Command) -> None:
 
 def test_no_mpirun(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
-    monkeypatch.setattr(runner, "find_mpirun", lambda: None)
+    monkeypatch.setattr(runnable, "find_mpirun", lambda: None)
     line = complaint(command("run", "--backend", "mpi"))
     assert line.startswith("backend 'mpi' needs mpirun to start its ranks and there is none beside ")
     assert line.endswith("start commbench under the cluster's mpirun or srun, or ask for --backend gloo")
@@ -130,9 +130,14 @@ def test_options_that_a_launcher_has_decided(command: Command) -> None:
     assert complaint(command("run", "--backend", "gloo", "--ranks", "3")) == (
         "--ranks 3 does not fit the 2 ranks that openmpi started: leave it out"
     )
-    assert complaint(command("run", "--backend", "gloo", "--launches", "2")) == (
-        "--launches needs commbench to start the ranks itself; openmpi already did"
-    )
+    sets = ("--collective", "all_reduce", "--backend", "mpi")
+    for option in (
+        ("--launches", "2"), ("--launches", "auto:5%"), ("--variant", "a:NCCL_ALGO=Ring"),
+        ("--variants", "ompi-allreduce"), ("--bind", "core"),
+    ):  # fmt: skip
+        assert complaint(command("run", *sets, *option)) == (
+            f"{option[0]} needs commbench to start the ranks itself; openmpi already did"
+        )
 
 
 @pytest.mark.parametrize("port", ["none", "0", "70000"])
@@ -190,13 +195,61 @@ def test_dry_run_takes_the_ranks_from_the_launcher(command: Command, monkeypatch
     assert len(out.splitlines()) == 2
 
 
+def test_dry_run_lists_the_launches_too(command: Command) -> None:
+    sweep = ("--backend", "gloo,mpi", "--collective", "barrier", "--timing", "streamed")
+    code, out, err = command("run", "--dry-run", *sweep, "--launches", "2")
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert err.splitlines() == [
+        "2 cases", "launch 1: gloo, 1 cases", "launch 2: mpi, 1 cases", "launch 3: mpi, 1 cases",
+        "launch 4: gloo, 1 cases",
+    ]  # fmt: skip
+    _, _, err = command("run", "--dry-run", "--backend", "gloo", *sweep[2:], "--variant", "a:GLOO_SOCKET_IFNAME=lo")
+    assert err.splitlines()[1:] == [
+        "launch 1: gloo, variant default, 1 cases", "launch 2: gloo, variant a, 1 cases"
+    ]  # fmt: skip
+    _, _, err = command("run", "--dry-run", "--backend", "gloo", *sweep[2:], "--launches", "auto:5%:30")
+    assert (len(err.splitlines()), err.splitlines()[-1]) == (
+        8, "then on, until intervals are within 0.05; at most 30 launches"
+    )  # fmt: skip
+
+
+def test_the_sets_of_variants_are_listed(command: Command) -> None:
+    code, out, err = command("run", "--variants", "list")
+    assert (code, err) == (0, "")
+    assert "  tcp: OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp" in out.splitlines()
+    heads = [line.partition(":")[0] for line in out.splitlines() if not line.startswith(" ")]
+    assert heads == [
+        "p2p-paths (nccl or nccl_raw)", "nccl-algorithms (nccl or nccl_raw, all_reduce alone)",
+        "ompi-allreduce (mpi, all_reduce alone)", "ompi-transports (mpi)", "ucx-transports (mpi)",
+    ]  # fmt: skip
+
+
+def test_a_variant_and_a_forced_algorithm_that_set_the_same(command: Command) -> None:
+    line = complaint(
+        command("run", "--backend", "mpi", "--collective", "all_reduce", "--algorithm", "ring", "--variant",
+                "a:OMPI_MCA_coll_tuned_allreduce_algorithm=3")
+    )  # fmt: skip
+    assert line == (
+        "variant 'a' sets OMPI_MCA_coll_tuned_allreduce_algorithm, and so does --algorithm ring: leave one out"
+    )
+
+
+def test_more_ranks_than_cores_to_bind_them_to(command: Command) -> None:
+    cores = len(os.sched_getaffinity(0))
+    line = complaint(command("run", "--backend", "gloo", "--bind", "core", "--ranks", str(cores + 1)))
+    assert line == (
+        f"--bind core needs a core for each of {cores + 1} ranks and this command may use {cores}: "
+        "ask for fewer ranks, or for --bind numa"
+    )
+
+
 def test_help_names_every_option(command: Command) -> None:
     code, out, err = command("run", "--help")
     assert (code, err) == (0, "")
     for option in (
         "backend", "collective", "sizes", "dtype", "op", "placement", "group", "root", "timing", "precision",
         "max-time", "budget", "ranks", "nodes", "launches", "cache", "iters", "for", "deadline", "seed", "out",
-        "label", "launcher", "dry-run",
+        "label", "launcher", "dry-run", "variant", "variants", "spread", "bind",
     ):  # fmt: skip
         assert re.search(rf"^  --{option}\b", out, re.MULTILINE), option
     for option in options.RunOptions.model_fields:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from commbench.cases import Layout, Sweep
-from commbench.launch.runner import NotRunnable, ProcessSet, forced_alone, process_sets
+from commbench.launch.runnable import NotRunnable, forced_alone
+from commbench.launch.sets import ProcessSet, process_sets
+from commbench.launch.variants import Variant
 
 LAYOUT = Layout(hosts=("here", "here"))
 
@@ -35,6 +37,23 @@ def test_every_forced_algorithm_has_processes_of_its_own() -> None:
         (("mpi",), "ring", {"ring"}),
         (("mpi",), "bruck", {"bruck"}),
     ]
+
+
+def test_every_variant_has_processes_of_its_own_and_one_of_a_backend_no_others() -> None:
+    sweep = Sweep(collectives=("all_reduce",), sizes=(64,), timings=("isolated",), backends=("gloo", "nccl", "mpi"))
+    cases = sweep.expand(LAYOUT)
+    plain, tcp = Variant(name="default"), Variant(name="tcp", settings={"OMPI_MCA_btl": "self,tcp"})
+    found = process_sets(sweep.backends, cases, (plain, tcp))
+    assert [(one.backends, one.variant.name) for one in found] == [
+        (("gloo", "nccl"), "default"), (("mpi",), "default"), (("gloo", "nccl"), "tcp"), (("mpi",), "tcp"),
+    ]  # fmt: skip
+    assert [one.title for one in found[1:3]] == ["mpi, variant default", "gloo, nccl, variant tcp"]
+    ring = Variant(name="ring", settings={"NCCL_ALGO": "Ring"}, backends=("nccl",))
+    found = process_sets(sweep.backends, cases, (plain, ring))
+    assert [(one.backends, one.variant.name) for one in found] == [
+        (("gloo", "nccl"), "default"), (("mpi",), "default"), (("nccl",), "ring"),
+    ]  # fmt: skip
+    assert {case.backend for case in found[2].cases} == {"nccl"}
 
 
 def test_nothing_is_started_for_nothing() -> None:

@@ -145,7 +145,7 @@ ENTITY = '<!DOCTYPE a [<!ENTITY b "c">]><graphs version="1">&b;</graphs>'
         ("<graphs><graph id='0'/></graphs>", "<graph> has no pattern"),
         (GRAPHS.replace('nchannels="1"', 'nchannels="one"'), "nchannels='one' of <graph> is not a whole number"),
         (GRAPHS.replace('speedinter="45"', 'speedinter="fast"'), "speedinter='fast' of <graph> is not a number"),
-        (GRAPHS.replace('typeinter="PXN"', 'typeinter="USB"'), "unknown path type 'USB'"),
+        (GRAPHS.replace('typeinter="PXN"', 'typeinter="USB"'), "typeinter='USB' of <graph> is none of"),
         (GRAPHS.replace('pattern="4"', 'pattern="9"'), "pattern must be 1 to 6"),
     ],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from commbench.provenance.collect import collect_after, collect_before
-from commbench.provenance.counters import difference, snapshot
+from commbench.provenance.counters import difference, disturbances, since, snapshot
 from commbench.provenance.host import collect_host
 from commbench.provenance.network import collect_network, collect_port_counters
 
@@ -191,6 +191,19 @@ def test_counters_and_their_difference(machine: Path) -> None:
     assert change["tcp"]["retransmitted"] == 3
     assert change["elapsed_s"] == pytest.approx(after["monotonic_s"] - before["monotonic_s"])
     assert "monotonic_s" not in change
+
+
+def test_what_disturbs_a_rank(machine: Path) -> None:
+    write_counters(machine, user=100, steal=200, switches=5000, rx=1, tx=1, again=1)
+    host, rank = disturbances(of_host=True, root=machine), disturbances(of_host=False, root=machine)
+    assert set(host) == {"steal_s", "preemptions"}
+    assert set(rank) == {"preemptions"}
+    write_counters(machine, user=100, steal=230, switches=5000, rx=1, tx=1, again=1)
+    assert since(host, machine)["steal_s"] == pytest.approx(0.3)
+    assert set(since(rank, machine)) == {"preemptions"}
+    assert since({"preemptions": -5}, machine)["preemptions"] >= 5
+    (machine / "proc/stat").unlink()
+    assert set(disturbances(of_host=True, root=machine)) == {"preemptions"}
 
 
 def test_a_counter_that_cannot_be_read_is_an_error_and_stays_one(machine: Path) -> None:

@@ -84,6 +84,8 @@ def test_what_varies_is_a_column_and_what_does_not_is_in_the_title() -> None:
     assert title.startswith("all_reduce gloo: 4 ranks on 2 hosts, sum, isolated")
     assert heading.split()[:3] == ["bytes", "dtype", "place"]
     plain_title = text_of(point(nodes=1, group="node", algorithm="own:ring", cache="warm", root=2)).splitlines()[0]
+    assert ", symmetric buffers, isolated;" in text_of(point(buffers="symmetric"))
+    assert text_of(point(), point(buffers="symmetric")).splitlines()[1].split()[:2] == ["bytes", "buffers"]
     for part in ("on 1 host,", "in each node", "algorithm own:ring", "root 2", "warm cache"):
         assert part in plain_title
 

@@ -6,9 +6,14 @@ types, getNcclReduceOp, check_gpu_single_tensor, "not on device passed to init_p
 in order, to COMMBENCH_TEST_CUDA/rank-N.jsonl. COMMBENCH_TEST_GPUS says how many GPUs each rank sees,
 COMMBENCH_TEST_BOUND that they are the rank's own, COMMBENCH_TEST_NCCL which version NCCL has, COMMBENCH_TEST_GRAPHS what
 a communicator of all ranks leaves in NCCL_GRAPH_DUMP_FILE (initTransportsRank: its first rank writes),
-COMMBENCH_TEST_CHOICE which algorithm and protocol it logs for every call.
+COMMBENCH_TEST_CHOICE which algorithm and protocol it logs for every call, COMMBENCH_TEST_RESET that
+libnccl.so.2 is loaded and can be told to read its log's variables again, COMMBENCH_TEST_NO_GRAPHS that nothing can be
+captured.
+
+The device has a clock of its own, which only what it does moves: KERNEL_S a kernel, FLUSH_S what empties its cache.
 """
 
+import ctypes
 import json
 import os
 import types
@@ -24,10 +29,12 @@ NCCL_TYPES = {
 }  # fmt: skip
 NCCL_OPS = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.AVG)
 
+KERNEL_S, FLUSH_S = 10e-6, 40e-6
+
 real: dict = {}  # what the doubles stand in for, by name
-queue: list = []  # what the device has still to do
+queue: list = []  # what the device has still to do: how long it takes, and the doing
 memory = {"device": {}, "pinned": {}}  # address of a storage -> a tensor that keeps it from being used again
-state = types.SimpleNamespace(device=None, log=None)
+state = types.SimpleNamespace(device=None, log=None, clock=0.0, captured=None, stream="default", debug=None)
 
 
 def record(call, **facts):
@@ -37,8 +44,16 @@ def record(call, **facts):
 
 
 def flush():
+    if state.captured is not None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCompile with ...")
     while queue:
-        queue.pop(0)()
+        seconds, act = queue.pop(0)
+        act()
+        state.clock += seconds
+
+
+def later(act, seconds=KERNEL_S):
+    (queue if state.captured is None else state.captured).append((seconds, act))
 
 
 def lies_in(kind, tensor):
@@ -57,9 +72,9 @@ def enqueue(call, tensors, act, op=None, **facts):
     if op is not None and op not in NCCL_OPS:
         raise ValueError(f"Cannot use {op} with NCCL")
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    record(call, sizes=sizes, **facts)
+    record(call, sizes=sizes, **facts, **({"captured": True} if state.captured is not None else {}))
     log_choice(call, sizes)
-    queue.append(act)
+    later(act)
 
 
 # What NCCL calls an operation in its log, and whose size it gives: from 2.24 on one rank's part.
@@ -70,14 +85,22 @@ LOGGED = {
 
 
 def log_choice(call, sizes):
-    """The line that the first rank's NCCL writes for a call with NCCL_DEBUG=INFO and the subsystem TUNING."""
-    path, choice = os.environ.get("NCCL_DEBUG_FILE"), os.environ.get("COMMBENCH_TEST_CHOICE")
-    wanted = os.environ.get("NCCL_DEBUG") == "INFO" and "TUNING" in os.environ.get("NCCL_DEBUG_SUBSYS", "").split(",")
+    """The line that the first rank's NCCL writes for a call with NCCL_DEBUG=INFO and the subsystem TUNING.
+
+    The variables are read with the first message, and again only after a reset: the file is then begun anew.
+    """
+    if state.debug is None:
+        state.debug = {name: os.environ.get(name, "") for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")}
+        if state.debug["NCCL_DEBUG"] == "INFO" and state.debug["NCCL_DEBUG_FILE"]:
+            open(state.debug["NCCL_DEBUG_FILE"], "w").close()
+    path, choice = state.debug["NCCL_DEBUG_FILE"], os.environ.get("COMMBENCH_TEST_CHOICE")
+    wanted = state.debug["NCCL_DEBUG"] == "INFO" and "TUNING" in state.debug["NCCL_DEBUG_SUBSYS"].split(",")
     if path and choice and wanted and call in LOGGED and RANK == 0:
         (name, part), (algorithm, protocol) = LOGGED[call], choice.split()
         text = f"{name}: {sizes[part]} Bytes -> Algo {algorithm} proto {protocol} channel{{Lo..Hi}}={{0..1}}"
         with open(path, "a") as file:
             file.write(f"node0:17:17 [0] NCCL INFO {text}\n")
+        record("logged")
 
 
 def averaged(op, output, group, act):
@@ -120,7 +143,77 @@ def get_device_name(device=None):
 
 def get_device_properties(device=None):
     number = RANK if "COMMBENCH_TEST_BOUND" in os.environ else torch.device(device).index
-    return types.SimpleNamespace(uuid=f"00000000-{number}", major=9, minor=0)
+    return types.SimpleNamespace(uuid=f"00000000-{number}", major=9, minor=0, L2_cache_size=1 << 20, clock_rate=1000)
+
+
+def current_stream(device=None):
+    return state.stream
+
+
+def set_stream(stream):
+    state.stream = stream
+
+
+def _sleep(cycles):
+    record("sleep", cycles=cycles)
+    later(lambda: None, cycles / 1e6)  # 1000 kHz
+
+
+class Event:
+    def __new__(cls, enable_timing=False, blocking=False, interprocess=False, external=False):
+        event = object.__new__(cls)
+        event.timing, event.at = enable_timing, None
+        return event
+
+    def record(self, stream=None):
+        if stream not in (None, state.stream):
+            raise RuntimeError(f"{stream} is not the stream that operations are enqueued on")
+        record("event")
+        self.at = None
+        later(lambda: setattr(self, "at", state.clock), 0.0)
+
+    def query(self):
+        return self.at is not None
+
+    def elapsed_time(self, end_event):
+        if not (self.timing and end_event.timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self.at is None or end_event.at is None:
+            raise RuntimeError("CUDA error: device not ready")
+        return (end_event.at - self.at) * 1e3
+
+
+class CUDAGraph:
+    def __new__(cls, keep_graph=False):
+        made = object.__new__(cls)
+        made.acts = None
+        return made
+
+    def replay(self):
+        record("replay", operations=len(self.acts))
+        for seconds, act in self.acts:
+            later(act, seconds)
+
+
+class graph:
+    def __init__(
+        self, cuda_graph, pool=None, stream=None, capture_error_mode="global", enable_annotations=False,
+        check_input_liveness=False,
+    ):  # fmt: skip
+        self.cuda_graph, self.mode = cuda_graph, capture_error_mode
+
+    def __enter__(self):
+        synchronize()
+        if self.mode != "thread_local":
+            raise RuntimeError("CUDA error: the watchdog's queries end a capture in this mode")
+        state.captured, state.stream = [], "capturing"
+
+    def __exit__(self, *args):
+        # What torch does: where the end fails, its stream stays the current one.
+        found, state.captured = state.captured, None
+        if "COMMBENCH_TEST_NO_GRAPHS" in os.environ or args[0] is not None:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        self.cuda_graph.acts, state.stream = found, "default"
 
 
 def mem_get_info(device=None):
@@ -167,13 +260,22 @@ def copy_(self, other, non_blocking=False):
     """A blocking copy from or to the device waits for what was enqueued before it; one on the device is queued."""
     to, of = lies_in("device", self), lies_in("device", other)
     if to and of and self.numel():
-        queue.append(lambda: real["torch.Tensor.copy_"](self, other))
+        later(lambda: real["torch.Tensor.copy_"](self, other))
         return self
     if to != of and self.numel():
         record("upload" if to else "download", size=self.numel() * self.element_size(),
                pinned=lies_in("pinned", other if to else self), queued=len(queue))  # fmt: skip
         flush()
     return real["torch.Tensor.copy_"](self, other, non_blocking)
+
+
+def zero_(self):
+    """Of the device's memory only the buffer that empties the cache is cleared so."""
+    if not lies_in("device", self):
+        return real["torch.Tensor.zero_"](self)
+    record("flush", size=self.numel())
+    later(lambda: None, FLUSH_S)
+    return self
 
 
 def add(input, other, *, out):
@@ -189,7 +291,7 @@ def on_device(name, input, other, out):
     act = real[f"torch.{name}"]
     if not lies_in("device", out):
         return act(input, other, out=out)
-    queue.append(lambda: act(input, other, out=out))
+    later(lambda: act(input, other, out=out))
     return out
 
 
@@ -312,14 +414,34 @@ def batch_isend_irecv(p2p_op_list):
     return [types.SimpleNamespace(wait=lambda: None)]  # NCCL's wait is the stream's, not the host's
 
 
+class Nccl:
+    """libnccl.so.2, where it is loaded."""
+
+    def __init__(self):
+        if "COMMBENCH_TEST_RESET" not in os.environ:
+            raise OSError("libnccl.so.2: cannot open shared object file")
+
+    def ncclGetVersion(self, number):
+        major, minor, patch = version()
+        number._obj.value = major * 10000 + minor * 100 + patch
+
+    @property
+    def ncclResetDebugInit(self):
+        def reset():
+            record("reset")
+            state.debug = None
+
+        return reset
+
+
 DOUBLES = {
     "torch.cuda": (
         is_available, device_count, set_device, synchronize, get_device_name, get_device_properties, mem_get_info,
-        memory_reserved, memory_allocated,
+        memory_reserved, memory_allocated, current_stream, set_stream, _sleep, Event, CUDAGraph, graph,
     ),
     "torch.cuda.nccl": (version,),
     "torch": (zeros, empty, add, mul),
-    "torch.Tensor": (copy_,),
+    "torch.Tensor": (copy_, zero_),
     "torch.distributed": (
         is_nccl_available, init_process_group, new_group, all_reduce, all_gather_single, reduce_scatter_single,
         all_to_all_single, broadcast, reduce, gather, scatter, barrier, send, recv, batch_isend_irecv,
@@ -341,3 +463,5 @@ def install():
         for double in doubles:
             real[f"{path}.{double.__name__}"] = getattr(owner(path), double.__name__)
             setattr(owner(path), double.__name__, double)
+    loaded = ctypes.CDLL
+    ctypes.CDLL = lambda name, *args, **options: Nccl() if name == "libnccl.so.2" else loaded(name, *args, **options)

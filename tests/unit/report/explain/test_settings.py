@@ -26,6 +26,7 @@ LAB = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp", "UCX_TLS": "self,tc
         ("mpi", {"I_MPI_FABRICS": "shm:ofi"}, None),
         ("mpi", LAB, None),
         ("nccl", {"NCCL_SHM_DISABLE": "1"}, "NCCL_SHM_DISABLE=1"),
+        ("nccl_raw", {"NCCL_SHM_DISABLE": "1"}, "NCCL_SHM_DISABLE=1"),
         ("nccl", {"NCCL_SHM_DISABLE": "0"}, None),
         ("nccl", {"NCCL_P2P_DISABLE": "1"}, "NCCL_P2P_DISABLE=1"),
         ("gloo", {"OMPI_MCA_btl": "self,tcp"}, None),
