@@ -245,9 +245,12 @@ def _report(run: Run) -> int:
     """Tables from what was heard, so that a full disk does not hide them, and where the results are."""
     if run.points:
         from commbench.report.frame import from_points, taint_line
+        from commbench.report.launches import print_launches
         from commbench.report.tables import plain, print_tables
 
-        print_tables(from_points(run.points))
+        frame = from_points(run.points)
+        print_tables(frame)
+        print_launches(frame, run.directory)
         if (line := taint_line(run.directory, [point["tainted"] for point in run.points])) is not None:
             print(plain(line))
     wrong = sum(1 for point in run.points if point["status"] == "wrong")

@@ -40,6 +40,7 @@ def show(
     commbench show --plot busbw.png --csv points.csv
     """
     from commbench.report.frame import find_run, read_run, taint_line
+    from commbench.report.launches import print_launches
     from commbench.report.tables import plain, print_tables
 
     try:
@@ -61,6 +62,7 @@ def show(
         raise UsageError(f"{what}: choose another place") from None
     if len(chosen):
         print_tables(chosen)
+        print_launches(chosen, info.path)
     print(plain(_headline(info, frame)))
     if (line := taint_line(info.path, frame["tainted"])) is not None:
         print(plain(line))

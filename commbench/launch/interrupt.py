@@ -36,7 +36,8 @@ class Interrupts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # None: a library in C had it, which Python cannot give it back to.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         os.close(self._awake)
         os.close(self._wake)
 

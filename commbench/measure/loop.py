@@ -332,7 +332,7 @@ class _Head:
         self.timed_s += max(value["timed_s"] for value in values)
         self.check_s += max(value["check_s"] for value in values)
         for name, found_in in (("host_s", self.host_s), ("starved", self.starved)):
-            known = [value[name] for value in values if value[name] is not None]
+            known = [value[name] for value in values if value.get(name) is not None]
             found_in += [max(known)] if known else []
         if not self.settings.streamed:
             self.estimate_s = max(1e-7, float(np.percentile(found.first, 90)))

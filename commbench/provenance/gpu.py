@@ -5,6 +5,7 @@ Source: NVIDIA's NVML API reference and ``nvml.h``. What a device or driver does
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -144,7 +145,7 @@ def _fabric(nvml: Any, handle: Any) -> dict[str, Any] | None:
     if make is None:
         return None
     info = make()
-    answer = ask(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, info)
+    answer = ask(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
     if answer is None or isinstance(answer, dict):
         return answer
     return {

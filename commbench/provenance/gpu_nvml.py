@@ -113,8 +113,9 @@ def find(nvml: Any, identity: str) -> Any:
     """
     if ":" in identity:
         return _handle(ask(nvml, "nvmlDeviceGetHandleByPciBusId", identity))
-    digits = re.sub(r"^(gpu|mig)-|-", "", identity.lower())
-    uuid = "-".join(digits[start:end] for start, end in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
+    uuid = re.sub(r"^(gpu|mig)-", "", identity.lower())
+    if re.fullmatch(r"[0-9a-f]{32}", uuid):
+        uuid = "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]))
     whole = _handle(ask(nvml, "nvmlDeviceGetHandleByUUID", f"GPU-{uuid}"))
     if whole is not None:
         return whole

@@ -51,8 +51,6 @@ class NcclGraphs:
         """
         if self.ring is None or self.tree is None:
             raise ValueError("the graphs lack a ring or a tree: NCCL writes both for every communicator")
-        if nodes < 1 or ranks % nodes:
-            raise ValueError(f"{ranks} ranks on {nodes} nodes are uneven, and the model knows even ones only")
         return NcclInputs(
             ranks=ranks, nodes=nodes, ring=self.ring, tree=self.tree, nvls=self.nvls,
             collnet_chain=self.collnet_chain, collnet_direct=self.collnet_direct, cc_min=cc_min,

@@ -32,23 +32,23 @@ _ALONE = " (this launch alone)"
 # What tells rows of one table apart, with the heading it gets as a column; stated in the title where all agree.
 IDENTITY = {
     "run_id": "run", "group": "group", "ranks": "ranks", "nodes": "hosts", "dtype": "dtype", "reduce_op": "op",
-    "placement": "place", "algorithm": "algorithm", "protocol": "protocol", "root": "root", "execution": "execution",
+    "placement": "place", "algorithm": "algorithm", "root": "root", "execution": "execution",
     "cache": "cache", "buffers": "buffers", "variant": "variant",
 }  # fmt: skip
 # What a title need not say.
 _USUAL = {
-    "group": "world", "algorithm": "library", "protocol": None, "root": 0, "execution": "eager", "cache": "rotate",
+    "group": "world", "algorithm": "library", "root": 0, "execution": "eager", "cache": "rotate",
     "buffers": "plain", "variant": "",
 }  # fmt: skip
 _READ = (
     *IDENTITY, "collective", "backend", "bytes", "requested_bytes", "timing", "status", "reason", "wrong", "samples",
     "discarded", "time_s", "time_lo_s", "time_hi_s", "interval_of", "interval_level", "algbw_Bps", "busbw_Bps",
     "ring_busbw_Bps", "tree_busbw_Bps", "bound_s", "efficiency", "nearest_model", "nearest_error", "slowest_rank",
-    "slowest_host", "predicted_s", "prediction_error", "nccl_estimate_s", "wire_bytes", "tainted", "host_bound",
-    "oversubscribed", "beyond_bound", "late_starts", "note", "launches", "launch_cv",
+    "slowest_host", "predicted_s", "prediction_error", "nccl_estimate_s", "used_algorithm", "protocol", "channels",
+    "wire_bytes", "tainted", "host_bound", "oversubscribed", "beyond_bound", "late_starts", "note", "launches", "launch_cv",
 )  # fmt: skip
 # Given up in this order where a table is wider than the terminal.
-_DISPENSABLE = ("algbw", "slowest", "nearest", "wire", "tuner", "tree", "ring", "eff", "bound", "cv")
+_DISPENSABLE = ("algbw", "slowest", "nearest", "wire", "tuner", "took", "tree", "ring", "eff", "bound", "cv")
 _FLAGS = {
     "late_starts": "late starts: in most iterations the ranks did not start together, so the time holds some waiting",
     "beyond_bound": "beyond the bound: faster than the calibrated links allow, so the calibration does not hold here",
@@ -189,7 +189,6 @@ def _title(rows: list[Row], varying: list[str], one_timing: bool) -> str:
         "placement": {"out": "out of place", "in": "in place"}.get(row["placement"], row["placement"]),
         "group": f"in each {group}" if group in ("node", "rail") else group,
         "algorithm": f"algorithm {row['algorithm']}",
-        "protocol": f"protocol {row['protocol']}",
         "root": f"root {row['root']}",
         "execution": row["execution"],
         "cache": f"{row['cache']} cache",
@@ -240,6 +239,7 @@ def _columns(
                 else ">999%"
             ),
         ),
+        column("took", _took, left=True),
         column("model", _prediction),
         column("nearest", _nearest, left=True),
         column("tuner", lambda row: _rate_at(row, "nccl_estimate_s")),
@@ -285,6 +285,13 @@ def _nearest(row: Row) -> str | None:
     if row["nearest_model"] is None or row["nearest_error"] is None:
         return _text(row["nearest_model"])
     return f"{row['nearest_model']} {abs(row['nearest_error']):.0%}"
+
+
+def _took(row: Row) -> str | None:
+    """What the library says that it took: algorithm, protocol and channels."""
+    name = ":".join(filter(None, (row["used_algorithm"], row["protocol"])))
+    channels = None if row["channels"] is None else f"x{int(row['channels'])}"
+    return " ".join(filter(None, (name, channels))) or None
 
 
 def _prediction(row: Row) -> str | None:

@@ -75,7 +75,8 @@ def check_own(name: str, collectives: tuple[str, ...]) -> str:
     if algorithm == "all" and pieces is not None:
         raise ValueError(f"{name!r}: pieces go with the name of one algorithm, such as own:ring/{pieces}")
     if (others := [one for one in ALGORITHMS if algorithm in ALGORITHMS[one]]) and OWN + algorithm not in known:
-        raise ValueError(f"no {OWN}{algorithm} for {', '.join(collectives)}: it is for {', '.join(others)}")
+        of = f"no {OWN}{algorithm} for {', '.join(collectives)}, it is for {', '.join(others)}"
+        raise ValueError(f"{of}: known are {', '.join(sorted(known))}")
     if OWN + algorithm not in known:
         raise ValueError(unknown_name("algorithm", OWN + algorithm, known))
     return name

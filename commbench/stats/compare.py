@@ -21,7 +21,7 @@ from commbench.stats.summary import FloatArray, Times
 
 CONFIDENCE = 0.99  # so that at most one comparison in a hundred where nothing changed says otherwise
 MIN_EFFECT = 0.02
-LEAST_PAIRS = 10  # from which pairing is worth the launches that it halves
+LEAST_PAIRS = 8  # that give an interval at 99 %
 _LABELLINGS = 6_500  # all are gone through up to so many (7 and 8 launches), else so many are drawn
 _CLIP = 3.0  # robust standard deviations from the median beyond which a launch counts no more
 _STEPS = 26  # of bisection: to 1e-8 of the range of the logs
@@ -61,7 +61,7 @@ def compare(
 
     FASTER or SLOWER: the interval excludes 1 and the ratio is beyond ``min_effect``. SAME: the interval lies within
     1 / (1 + min_effect) to 1 + min_effect. Else UNCLEAR. ``paired``: the k-th of b was launched beside the k-th of a, so
-    that what drifted is common to both; it takes as many of each, and 8 pairs for 99 %.
+    that what drifted is common to both; it takes as many of each, and ``LEAST_PAIRS`` for 99 %. Without drift it finds less.
 
     ``ratio`` is that under which the test sees no difference at all: about the ratio of medians where b is a times a
     factor. Raises ValueError for times that are not positive, or pairs that do not match.

@@ -50,7 +50,7 @@ class LaunchInterval:
             return f"{self.count} launches: {self.level:.1%} interval of the median launch, if launches are independent"
         return (
             f"{self.count} launches: no {self.wanted:.0%} interval of the median launch exists below "
-            f"{least_launches(self.wanted)}; their range covers it with {self.level:.4g}, if launches are independent"
+            f"{least_launches(self.wanted)}; their range covers it with {100 * self.level:.4g}%, if launches are independent"
         )
 
 
@@ -197,7 +197,5 @@ def _width_at(ordered: FloatArray, count: int, level: float) -> float:
     """The same, as a share of the median, for values that are distributed as these."""
     ranks = median_ranks(count, level)
     places = (np.arange(len(ordered)) + 0.5) / len(ordered)
-    lo, median, hi = (
-        float(np.interp(k / (count + 1), places, ordered)) for k in (ranks.lo, (count + 1) / 2, ranks.hi)
-    )
+    lo, median, hi = (float(np.interp(k / (count + 1), places, ordered)) for k in (ranks.lo, (count + 1) / 2, ranks.hi))
     return max(hi - median, median - lo) / median

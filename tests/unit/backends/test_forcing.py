@@ -10,6 +10,7 @@ import pytest
 
 from commbench.backends.forcing import (
     OPEN_MPI,
+    Chosen,
     check_forced,
     model_of,
     names,
@@ -229,12 +230,20 @@ def test_a_name_that_one_backend_has_is_enough() -> None:
 
 
 def test_what_nccl_took_is_held_against_what_was_asked() -> None:
-    assert read_back("ring", [("ring", "ll")]) == ("ll", None)
-    assert read_back("ring", [("ring", "ll"), ("ring", "simple")]) == (None, None)
-    assert read_back(":ll", [("tree", "ll")]) == ("ll", None)
-    assert read_back("ring:ll", [("ring", "simple")]) == ("simple", "asked for ring:ll, NCCL took ring:simple")
-    assert read_back("tree", [("ring", "ll"), ("tree", "ll")]) == ("ll", "asked for tree, NCCL took ring:ll")
-    assert read_back("ring", []) == (None, "asked for ring; NCCL's log does not say what it took")
+    ring, simple = Chosen("ring", "ll", 2), Chosen("ring", "simple", 2)
+    assert read_back("ring", [ring]) == (ring, None)
+    assert read_back("ring", [ring, simple]) == (Chosen("ring", None, 2), None)
+    assert read_back(":ll", [Chosen("tree", "ll", 4)]) == (Chosen("tree", "ll", 4), None)
+    assert read_back("ring:ll", [simple]) == (simple, "asked for ring:ll, NCCL took ring:simple")
+    assert read_back("tree", [ring, Chosen("tree", "ll", 1)]) == (
+        Chosen(None, "ll", None), "asked for tree, NCCL took ring:ll"
+    )  # fmt: skip
+    assert read_back("ring", []) == (Chosen(), "asked for ring; NCCL's log does not say what it took")
+
+
+def test_of_what_nobody_asked_for_it_is_only_told_what_was_taken() -> None:
+    assert read_back("library", [Chosen("nvls", "simple", 16)]) == (Chosen("nvls", "simple", 16), None)
+    assert read_back("library", []) == (Chosen(), None)
 
 
 def test_what_open_mpi_took_is_held_against_what_was_asked() -> None:

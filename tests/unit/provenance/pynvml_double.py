@@ -5,6 +5,7 @@ test_gpu_facts.py compares its names and arguments with the installed module.
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +20,11 @@ class NVMLError(Exception):
         self.value = value
 
 
-class FabricInfo:
-    """c_nvmlGpuFabricInfo_v2_t, all zero as ctypes makes it."""
+class FabricInfo(ctypes.Structure):
+    """Of c_nvmlGpuFabricInfo_v2_t what is read."""
 
-    status = cliqueId = state = healthMask = 0
+    _fields_ = [("status", ctypes.c_uint), ("cliqueId", ctypes.c_uint32), ("state", ctypes.c_uint),
+                ("healthMask", ctypes.c_uint32)]  # fmt: skip
 
 
 class Gpu:
@@ -172,11 +174,11 @@ class Nvml:
     def nvmlDeviceGetPcieReplayCounter(self, handle: Gpu) -> Any:
         return self._answer("PcieReplayCounter", handle)
 
-    def nvmlDeviceGetClockInfo(self, handle: Gpu, type: int) -> int:  # noqa: A002
+    def nvmlDeviceGetClockInfo(self, handle: Gpu, type: int) -> int:
         self._allow("nvmlDeviceGetClockInfo", handle)
         return handle.clocks[type][0]
 
-    def nvmlDeviceGetMaxClockInfo(self, handle: Gpu, type: int) -> int:  # noqa: A002
+    def nvmlDeviceGetMaxClockInfo(self, handle: Gpu, type: int) -> int:
         self._allow("nvmlDeviceGetMaxClockInfo", handle)
         return handle.clocks[type][1]
 
@@ -248,11 +250,13 @@ class Nvml:
         self._link(device, link)
         return 10 * link + counter
 
-    def nvmlDeviceGetGpuFabricInfoV(self, device: Gpu, gpuFabricInfo: FabricInfo) -> int:
+    def nvmlDeviceGetGpuFabricInfoV(self, device: Gpu, gpuFabricInfo: Any) -> int:
         self._allow("nvmlDeviceGetGpuFabricInfoV", device)
         if device.fabric is None:
             raise NVMLError(NOT_SUPPORTED)
-        gpuFabricInfo.state, gpuFabricInfo.cliqueId = device.fabric
+        # The module hands on what it gets: by value, the driver would write nowhere.
+        info = ctypes.cast(gpuFabricInfo, ctypes.POINTER(FabricInfo)).contents
+        info.state, info.cliqueId = device.fabric
         return 0
 
     def nvmlDeviceGetP2PStatus(self, device1: Gpu, device2: Gpu, p2pIndex: int) -> int:

@@ -75,7 +75,9 @@ def test_numbers_are_those_of_nvml() -> None:
                "hw_slowdown": "HwSlowdown", "sync_boost": "SyncBoost", "sw_thermal": "SwThermalSlowdown",
                "hw_thermal": "HwThermalSlowdown", "hw_power_brake": "HwPowerBrakeSlowdown",
                "display_clocks": "DisplayClockSetting"}  # fmt: skip
-    assert {n: REASONS[n] for n in reasons} == {n: getattr(pynvml, f"nvmlClocksEventReason{w}") for n, w in reasons.items()}
+    assert {n: REASONS[n] for n in reasons} == {
+        n: getattr(pynvml, f"nvmlClocksEventReason{w}") for n, w in reasons.items()
+    }
     assert REASONS["board_limit"] == pynvml.nvmlClocksThrottleReasonBoardLimit
     assert REASONS["reliability"] == pynvml.nvmlClocksThrottleReasonReliability
     times = {"sw_power_cap": "PERF_POLICY_POWER", "thermal": "PERF_POLICY_THERMAL",
@@ -97,6 +99,8 @@ def test_numbers_are_those_of_nvml() -> None:
              "UNSIGNED_SHORT"]  # fmt: skip
     assert [getattr(pynvml, f"NVML_VALUE_TYPE_{kind}") for kind in kinds] == list(range(len(members)))
     assert list(gpu_nvml._MEMBERS) == members
+    fabric = dict(pynvml.c_nvmlGpuFabricInfo_v2_t._fields_)
+    assert {name: fabric[name] for name, _ in double.FabricInfo._fields_} == dict(double.FabricInfo._fields_)
 
 
 def test_fields_of_the_real_structure() -> None:
@@ -136,7 +140,16 @@ def test_a_gpu_and_its_units(install: Any, tmp_path: Path) -> None:
     node = tmp_path / "sys/bus/pci/devices/0000:1b:00.0/numa_node"
     node.parent.mkdir(parents=True)
     node.write_text("1\n")
-    values = {(74, 0): 5_000_000, (270, 0): 9, (91, 0): 2, (161, 0): 3, (161, 1): 4, (163, 1): 1, (165, 0): 1, (165, 1): 0}
+    values = {
+        (74, 0): 5_000_000,
+        (270, 0): 9,
+        (91, 0): 2,
+        (161, 0): 3,
+        (161, 1): 4,
+        (163, 1): 1,
+        (165, 0): 1,
+        (165, 1): 0,
+    }
     nvml = install(double.Gpu(0, values=values, links=["switch", None], reasons=0x4 | 0x1, fabric=(3, 7)))
     found = collect_gpus(tmp_path)
     assert found is not None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commbench.records import COLUMNS, SCHEMA, Point
-from commbench.report.frame import find_run, from_points, load, read_run, summarise
+from commbench.report.frame import find_run, from_points, load, read_run, summarise, taint_line
 
 RUN = "20250102T030405Z-00000000000000aa"
 
@@ -307,6 +307,18 @@ def test_how_a_run_ended(tmp_path: Path, end: dict[str, Any], outcome: str, endi
     (run / "end.json").write_text(json.dumps(end))
     info = read_run(run)
     assert (info.run_id, info.outcome, info.ending, info.manifest["world"]) == (RUN, outcome, ending, 4)
+
+
+def test_what_tainted_a_run_in_one_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [point()])
+    assert taint_line(run, [None, float("nan")]) is None  # type: ignore[list-item]
+    assert taint_line(run, ["hot", None, "hot"]) == "tainted: 2 of 3 points"
+    for launch, said in {"0": ["a: GPU 1: hot"], "1": ["b: GPU 0: 2 PCIe replays", "a: GPU 1: hot"], "10": []}.items():
+        folder = run / "launches" / launch
+        folder.mkdir(exist_ok=True)
+        (folder / "manifest.json").write_text(json.dumps({"tainted": said}))
+    assert taint_line(run, []) == "tainted: a: GPU 1: hot; b: GPU 0: 2 PCIe replays"
+    assert taint_line(run, ["hot"]) == "tainted: 1 of 1 points; a: GPU 1: hot; b: GPU 0: 2 PCIe replays"
 
 
 @pytest.mark.parametrize("content", [None, "", '{"status": "o', "[]"])

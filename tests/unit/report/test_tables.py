@@ -193,6 +193,22 @@ def test_the_tuners_estimate_has_a_column_of_its_own() -> None:
     assert "tuner" not in text_of(point())
 
 
+def test_what_the_library_took_has_a_column_of_its_own() -> None:
+    text = text_of(
+        point(1024, used_algorithm="tree", protocol="ll", channels=8),
+        point(2048, used_algorithm="nvls", protocol="simple", channels=16),
+        point(4096, protocol="ll"),
+        point(8192),
+    )
+    title, heading, *rows = text.splitlines()[:6]
+    assert "ll" not in title.split(",")[0]
+    assert heading.split()[-2:] == ["took", "wrong"]
+    assert [row[heading.index("took") : heading.index("wrong")].split() for row in rows] == [
+        ["tree:ll", "x8"], ["nvls:simple", "x16"], ["ll"], ["-"]
+    ]  # fmt: skip
+    assert "took" not in text_of(point())
+
+
 def test_a_barrier_has_a_time_and_no_rate() -> None:
     text = text_of(point(0, collective="barrier", reduce_op=None, algbw_Bps=None, busbw_Bps=None))
     assert text.startswith("barrier gloo: 4 ranks on 2 hosts, isolated\n")
