@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections.abc import Iterator
@@ -45,6 +44,7 @@ PLACEMENTS = ("out", "in")
 TIMINGS = ("isolated", "streamed")
 EXECUTIONS = ("eager", "graph")
 BUFFERS = ("plain", "registered", "symmetric")
+OWN = "own:"
 GROUP_KINDS = ("world", "node", "rail")
 _PAIR = re.compile(r"^pair:(\d+)-(\d+)$")
 
@@ -71,6 +71,11 @@ class Layout:
         for rank, host in enumerate(self.hosts):
             found.setdefault(host, []).append(rank)
         return tuple(tuple(ranks) for ranks in found.values())
+
+
+def is_own(algorithm: str) -> bool:
+    """Whether a case's algorithm is one that commbench carries out itself, on the backend's messages."""
+    return algorithm.startswith(OWN)
 
 
 def parse_group(text: str) -> str:
@@ -157,6 +162,8 @@ class Case:
     @property
     def case_id(self) -> str:
         """The same 12 hex digits for the same case in any run: what runs are compared by."""
+        import hashlib  # where it is needed: every rank loads this module, and few name cases
+
         identity = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "skip"}
         if self.buffers == "plain":  # what all were before there was a choice
             del identity["buffers"]

@@ -24,6 +24,7 @@ POINTS = "points.jsonl"
 HOSTS = "hosts"
 LAUNCHES = "launches"
 SAMPLES = "samples"
+CLOCK = "clock.jsonl"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -116,7 +117,9 @@ class Point:
     variant: str = ""  # the settings of --variant that its launch ran under, by name
     clock_error_s: float | None = None  # how far two ranks' clocks may be apart, where hosts' clocks were fitted
     preemptions: int | None = None  # times that a rank was put off its core while the case was measured, all ranks
-    used_algorithm: str | None = None  # that the library says it took, with `protocol`; `algorithm` is what was asked for
+    used_algorithm: str | None = (
+        None  # that the library says it took, with `protocol`; `algorithm` is what was asked for
+    )
     channels: int | None = None  # over how many, as it says
     buffers: str = "plain"  # what the library knows of the memory: "registered" or "symmetric" too
     pass_index: int = 0  # soak runs measure the same case again and again

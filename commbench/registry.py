@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """One line for a name that is not in ``known``: the nearest, then the list."""
     names = sorted(known)
+    import difflib  # not before it is needed: every rank loads this module
+
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {name!r}: {hint}known are {', '.join(names)}"

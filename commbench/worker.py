@@ -12,18 +12,18 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from commbench.cases import Case, Layout, Sweep, group_members
+from commbench.cases import Case, Layout, Sweep, group_members, is_own
 from commbench.launch.bind import CORES, bind_rank
 from commbench.launch.client import EXIT_FAILED, Client, HubGone
 from commbench.launch.heartbeat import Heartbeat
 from commbench.launch.place import LaunchError, Place, detect
 from commbench.launch.startup import startup_s
 from commbench.launch.verify import hello
-from commbench.schedules.own import is_own
 
 if TYPE_CHECKING:
     from commbench.backends.base import Backend
     from commbench.backends.forcing import Chosen
+    from commbench.measure.clock import CommonClock
     from commbench.measure.data import Pattern
     from commbench.measure.operation import Operation
     from commbench.measure.point import Setting
@@ -130,6 +130,8 @@ class _Worker:
         self.cases = [Case.from_dict(case) for case in plan["cases"]]
         self.spin: bool = plan["spin"]
         self.launched: dict[str, dict[str, Any]] = {}  # what is known of each backend that was started
+        self.clock: CommonClock | None = None  # the common one of all ranks
+        self.clocks: dict[str, dict[str, Any]] = {}  # how it was fitted, by backend
         self.unforced: dict[str, str | None] = {}  # by collective, why the backend does not do as it was told
         self.writer: Any = None
         self.watch: GpuWatch | None = None  # of this rank's own GPU
@@ -250,7 +252,9 @@ class _Worker:
         self.unforced = dict(zip(forced, reasons, strict=True))
         setting = self._setting(name, backend)
         cases = [(index, case) for index, case in enumerate(self.cases) if case.backend == name]
+        self._synchronise(name, backend, bool(cases))
         self._measure_all(backend, cases, setting)
+        self._check_clock(name)
         self._check_links(name, backend, setting)
         client.expect(self._patience_s, f"stopping {name}")
         client.gather(None)
@@ -329,6 +333,38 @@ class _Worker:
             self.launched[name]["host_rates_after"] = [list(pair) for pair in after]
             self.writer.update(backends=self.launched)
 
+    def _synchronise(self, name: str, backend: Backend, needed: bool) -> None:
+        """One clock for all ranks, or none where that cannot be had over this backend."""
+        from commbench.measure.clock_sync import FittedClock, common_clock
+
+        everyone = tuple(range(self.client.world))
+        messenger = None if backend.device_memory() is not None else lambda: backend.messenger(everyone)
+        host = self.layout.hosts[self.client.rank]
+
+        def keep(fit: dict[str, Any]) -> None:
+            self.writer.clock_fit({"backend": name, **fit})
+
+        if not needed:
+            return
+        self.clock = common_clock(messenger, self.client, host, deadline_s=self.sweep.deadline_s, on_fit=keep)
+        if self.writer is not None and isinstance(self.clock, FittedClock):
+            self.clocks[name] = self.clock.summary(self.layout.hosts)
+            self.writer.update(clock=self.clocks)
+
+    def _check_clock(self, name: str) -> None:
+        """Whether clocks have gone as was said, kept with the launch; told where they have not."""
+        from commbench.measure.clock_sync import FittedClock
+
+        clock, self.clock = self.clock, None
+        if not isinstance(clock, FittedClock):
+            return
+        clock.refit()
+        if self.writer is not None:
+            self.clocks[name] |= clock.summary(self.layout.hosts, "after")
+            self.writer.update(clock=self.clocks)
+            if note := self.clocks[name]["note"]:
+                self.client.event("note", line=note)
+
     def _measure_all(self, backend: Backend, cases: list[tuple[int, Case]], setting: Setting) -> None:
         """All cases once, or again and again until a soak's time is over."""
         share = len(cases) / max(1, len(self.cases))
@@ -377,7 +413,7 @@ class _Worker:
         chosen = self._chosen(backend, case, prepared.operations)
         if found is not None:
             used, otherwise = (Chosen(), None) if chosen is None else read_back(case.algorithm, chosen)
-            note = "; ".join(filter(None, (otherwise, self._note(backend, case)))) or None
+            note = "; ".join(filter(None, (otherwise, self._note(backend, case), found.note))) or None
             point = measured_point(
                 case, found, self._tainted(setting, disturbed["tainted"]), started_utc=started, note=note, used=used,
                 model=model(case, setting.backend_settings),
@@ -399,9 +435,9 @@ class _Worker:
 
     def _why_not(self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]) -> str | None:
         from commbench.algorithms import executor
-        from commbench.backends import forcing, why_not_buffers
+        from commbench.backends import forcing, why_not_buffers, why_not_graph
 
-        if reason := why_not_buffers(case) or self._why_not_graph(backend, case):
+        if reason := why_not_buffers(case) or why_not_graph(case):
             return reason
         if is_own(case.algorithm):
             return executor.why_not(case, groups, self.layout.host_of, backend)
@@ -409,11 +445,6 @@ class _Worker:
         if forcing.is_forced(case.algorithm):
             reason = forcing.why_not(case.backend, case.collective, case.algorithm) or self.unforced[case.collective]
         return reason or backend.why_not(case)
-
-    def _why_not_graph(self, backend: Backend, case: Case) -> str | None:
-        if case.execution == "graph" and backend.device_memory() is None:
-            return f"{case.backend} works in the host's memory: only a device replays graphs"
-        return None
 
     def _chosen(self, backend: Backend, case: Case, operations: list[Operation]) -> list[Chosen] | None:
         """What the library says that it takes, on any rank; None where it does not tell."""
@@ -482,8 +513,8 @@ class _Worker:
             rule=StoppingRule(
                 precision=self.sweep.precision, limit_s=limit, limit_name=name, iterations=self.sweep.iterations
             ),
-            deadline_s=self.sweep.deadline_s, common_clock=one_host, spin=self.spin,
-            barrier=None if one_host else self._barrier(backend, case),
+            deadline_s=self.sweep.deadline_s, spin=self.spin, clock=self.clock, between_hosts=not one_host,
+            barrier=self._barrier(backend, case) if self.clock is None or self.clock.several else None,
             loop=backend.loop(case) or PythonLoop(), count_sent=not one_host,
             sent_bytes=None if one_host else self._sent_bytes(),
         )  # fmt: skip
@@ -497,7 +528,7 @@ class _Worker:
         return SentBytes(interface) if self._speaks and interface != LOOPBACK_INTERFACE else None
 
     def _barrier(self, backend: Backend, case: Case) -> Operation:
-        """Starts iterations together where hosts' clocks differ: the backend's own, over the world."""
+        """Starts iterations together where clocks cannot be compared: the backend's own, over the world."""
         from dataclasses import replace
 
         from commbench.measure.data import Pattern

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from functools import partial
 
 from commbench.backends.forcing import model_of
-from commbench.cases import Case
+from commbench.cases import Case, is_own
 from commbench.measure.point import Model
 from commbench.models.prediction import MOST_SIMULATED
-from commbench.schedules.own import is_own, own_schedule
+from commbench.schedules.own import own_schedule
 from commbench.schedules.schedule import Schedule
 
 

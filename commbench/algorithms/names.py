@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commbench.backends.forcing import LIBRARY, check_forced
-from commbench.schedules.own import check_own, is_own, own_names
+from commbench.cases import is_own
+from commbench.schedules.own import check_own, own_names
 
 ALL_OWN = "own:all"
 

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from commbench.cases import BUFFERS, Case
+from commbench.cases import BUFFERS, Case, is_own
 from commbench.registry import Registry
-from commbench.schedules.own import is_own
 
 
 def _cuda_missing() -> str | None:
@@ -54,7 +53,7 @@ class BackendInfo:
 
     ``needs`` is the module that must be importable, ``install`` what provides it; ``starter`` says how commbench
     starts its ranks where no launcher does; ``missing`` says what else this machine lacks, or None; ``buffers`` are the
-    kinds of memory that it can be given.
+    kinds of memory that it can be given; ``graphs``: whether its device can launch captured operations.
     """
 
     name: str
@@ -64,6 +63,7 @@ class BackendInfo:
     starter: str
     missing: Callable[[], str | None] = lambda: None
     buffers: tuple[str, ...] = ("plain",)
+    graphs: bool = False
 
     def why_unavailable(self) -> str | None:
         """One line on why this backend cannot run here and what to do, or None."""
@@ -82,12 +82,12 @@ BACKENDS: dict[str, BackendInfo] = {
         ),
         BackendInfo(
             name="nccl", target="commbench.backends.nccl:Nccl", needs="torch",
-            install="pip install torch", starter="spawn", missing=_cuda_missing,
+            install="pip install torch", starter="spawn", missing=_cuda_missing, graphs=True,
         ),
         BackendInfo(
             name="nccl_raw", target="commbench.backends.nccl_raw:NcclRaw", needs="cupy",
             install="pip install 'commbench[cuda13]', or 'commbench[cuda12]' for a driver of CUDA 12", starter="spawn",
-            missing=_no_device, buffers=BUFFERS,
+            missing=_no_device, buffers=BUFFERS, graphs=True,
         ),
         BackendInfo(
             name="mpi", target="commbench.backends.mpi:Mpi", needs="mpi4py",
@@ -106,6 +106,13 @@ def why_not_buffers(case: Case) -> str | None:
     if is_own(case.algorithm):
         return f"the buffers of commbench's own algorithms are plain, not {case.buffers}"
     return None
+
+
+def why_not_graph(case: Case) -> str | None:
+    """Why a case cannot be executed as it asks for, whatever is installed; None where it can."""
+    if case.execution == "eager" or BACKENDS[case.backend].graphs:
+        return None
+    return f"{case.backend} works on the host, and only a device launches graphs"
 
 
 REGISTRY = Registry("backend", {info.name: info.target for info in BACKENDS.values()})

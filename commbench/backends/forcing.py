@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from commbench.cases import Case
+from commbench.cases import Case, is_own
 from commbench.registry import unknown_name
 from commbench.schedules.known import Known
-from commbench.schedules.own import MOST_GIVEN_PIECES, is_own
+from commbench.schedules.own import MOST_GIVEN_PIECES
 
 LIBRARY = "library"
 

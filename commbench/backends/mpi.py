@@ -13,12 +13,11 @@ import numpy as np
 
 from commbench.backends.base import BackendError, Context, aligned
 from commbench.backends.forcing import OPEN_MPI, TUNED_PRIORITY, Chosen, open_mpi_settings
-from commbench.cases import DTYPES, Case
+from commbench.cases import DTYPES, Case, is_own
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Bytes, Operation, Post, in_order, rotate
 from commbench.measure.timed import Loop
 from commbench.provenance.mpi_variables import MpiVariables, find_mpi_library
-from commbench.schedules.own import is_own
 
 # mpi4py asks for MPI_THREAD_MULTIPLE by default, which made the same loop a third slower; one thread calls MPI here.
 mpi4py.rc.thread_level = "single"

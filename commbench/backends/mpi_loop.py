@@ -141,9 +141,10 @@ def makers_in_use() -> Makers:
     for compiler in _compilers(library):
         try:
             shown = command([compiler, "-show"], timeout_s=ANSWER_S)
-        except (OSError, RuntimeError):
+            belongs = _links_with(shown, library)
+        except (OSError, RuntimeError, ValueError):  # ValueError: quotes that do not match
             continue
-        if _links_with(shown, library):
+        if belongs:
             return Makers((compiler, *OPTIONS), (MPI.Get_library_version(), shown))
     raise BuildError(f"there is no mpicc of {library}")
 

@@ -19,11 +19,10 @@ from commbench.backends.forcing import Chosen
 from commbench.backends.nccl_account import Gpu, NcclAccount, device_number, version_text
 from commbench.backends.torch_device import TorchDevice, capture
 from commbench.backends.torch_distributed import TorchDistributed, TorchMessenger
-from commbench.cases import Case
+from commbench.cases import Case, is_own
 from commbench.measure.operation import Operation, Post
 from commbench.measure.timed import Loop
 from commbench.provenance.env import collect_env
-from commbench.schedules.own import is_own
 
 # Of a sweep's types those that torch maps to no type of NCCL's (torch 2.13, NCCLUtils.hpp, ncclDataType).
 _NOT_IN_NCCL = ("uint32", "uint64")
@@ -84,7 +83,10 @@ class Nccl(TorchDistributed):
             timed = "timed by the host's clock: torch's barrier makes the host wait for the device every time"
         elif tuple(map(int, torch.__version__.split(".")[:2])) < _ON_CURRENT_STREAM:
             timed = "torch before 2.8 works on a stream of its own: the way there and back is in the time"
-        return "; ".join(filter(None, (timed, super().note(case)))) or None
+        graph = None
+        if case.execution == "graph":
+            graph = "NCCL registers the buffers of a captured graph by itself (NCCL_GRAPH_REGISTER)"
+        return "; ".join(filter(None, (timed, graph, super().note(case)))) or None
 
     def why_not_forced(self, collective: str) -> str | None:
         return self._account.why_not_forced()

@@ -57,7 +57,7 @@ def run(
     group: Annotated[str | None, option("world, node, rail, pair:A-B. Default: world.")] = None,
     root: Annotated[str | None, option("Root of rooted collectives. Default: 0.")] = None,
     timing: Annotated[str | None, option("isolated, streamed. Default: both.")] = None,
-    execution: Annotated[str | None, option("eager calls, or graph: replays of a captured CUDA graph (nccl). Default: eager.")] = None,
+    execution: Annotated[str | None, option("eager calls of the library, or graph: launches of captured CUDA graphs (nccl, nccl_raw). Default: eager.")] = None,
     buffers: Annotated[str | None, option("plain, registered, symmetric: what NCCL is told of the memory (nccl_raw). Default: plain.")] = None,
     precision: Annotated[str | None, option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
     max_time: Annotated[str | None, option("Longest time a case may take. Default: 5s.")] = None,
@@ -91,8 +91,8 @@ def run(
     given = {
         "backend": backend, "collective": collective, "sizes": sizes, "dtype": dtype, "op": op,
         "placement": placement, "algorithm": algorithm, "group": group, "root": root, "timing": timing,
-        "execution": execution, "buffers": buffers, "precision": precision, "max_time": max_time, "budget": budget, "ranks": ranks, "nodes": nodes,
-        "launches": launches, "cache": cache, "iters": iters, "soak": soak, "deadline": deadline, "seed": seed,
+        "execution": execution, "buffers": buffers, "precision": precision, "max_time": max_time, "budget": budget,
+        "ranks": ranks, "nodes": nodes, "launches": launches, "cache": cache, "iters": iters, "soak": soak, "deadline": deadline, "seed": seed,
         "out": out, "label": label, "variant": variant or None, "variants": variants, "spread": spread, "bind": bind,
     }  # fmt: skip
     if variants == "list":
@@ -143,9 +143,10 @@ def ranks_of(options: RunOptions, place: Place | None) -> int:
 def _list_cases(options: RunOptions, sweep: Sweep, place: Place | None) -> int:
     import socket
 
-    from commbench.backends import why_not_buffers
+    from commbench.backends import why_not_buffers, why_not_graph
     from commbench.backends.forcing import is_forced, why_not
-    from commbench.schedules.own import is_own, why_not_own
+    from commbench.cases import is_own
+    from commbench.schedules.own import why_not_own
 
     cases = _expand(sweep, (socket.gethostname(),) * ranks_of(options, place))
     for case in cases:
@@ -155,7 +156,7 @@ def _list_cases(options: RunOptions, sweep: Sweep, place: Place | None) -> int:
             skip = why_not_own(case.collective, case.algorithm, (0,) * case.ranks)
         if not skip and is_forced(case.algorithm):
             skip = why_not(case.backend, case.collective, case.algorithm)
-        skip = skip or why_not_buffers(case)
+        skip = skip or why_not_buffers(case) or why_not_graph(case)
         print(f"{case.case_id}  {case.title}{asked}" + (f"  skipped: {skip}" if skip else ""))
     print(f"{len(cases)} cases", file=sys.stderr)
     if place is None:

@@ -66,6 +66,8 @@ def show(
     print(plain(_headline(info, frame)))
     if (line := taint_line(info.path, frame["tainted"])) is not None:
         print(plain(line))
+    if (line := _clock_line(info)) is not None:
+        print(plain(line))
     print(f"results: {info.path}")
     for file in (plot, csv):
         if file is not None:
@@ -114,6 +116,15 @@ def _write_csv(frame: pd.DataFrame, file: Path) -> None:
     for name in flat.columns[flat.dtypes == object]:
         flat[name] = flat[name].map(in_one_cell)
     flat.to_csv(file, index=False)
+
+
+def _clock_line(info: RunInfo) -> str | None:
+    """What is to be said of the hosts' clocks, where they did not go as they were said to."""
+    from commbench.report.frame import read_launches
+
+    clocks = [one for launch in read_launches(info.path).values() for one in launch.get("clock", {}).values()]
+    notes = [one["note"] for one in clocks if one.get("note")]
+    return notes[0] + (f" (and in {len(notes) - 1} more launches)" if len(notes) > 1 else "") if notes else None
 
 
 def _headline(info: RunInfo, frame: pd.DataFrame) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 _PAGE = struct.Struct("=iiiqi")  # rank, pid, case index, iteration, phase
 _ITERATION_AT = 12
-PHASES = ("starting", "calibrating", "preparing", "inside", "checking", "deciding", "done")
+PHASES = ("starting", "calibrating", "synchronising", "preparing", "inside", "checking", "deciding", "done")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

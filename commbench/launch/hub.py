@@ -17,6 +17,7 @@ from typing import Any
 
 from commbench.launch.heartbeat import Beat
 from commbench.launch.judge import Evidence, Outcome, judge_fault, judge_startup
+from commbench.launch.place import WorldError
 from commbench.launch.startup import DEFAULT_S
 from commbench.launch.wire import Reader, WireError, make_silent, pack
 
@@ -299,11 +300,3 @@ class Hub:
     def _finish(self, outcome: Outcome) -> None:
         if self._outcome is None:
             self._outcome = outcome
-
-
-class WorldError(RuntimeError):
-    """The ranks that arrived are not the world that was asked for; ``code`` is the exit code."""
-
-    def __init__(self, message: str, code: int = 3) -> None:
-        super().__init__(message)
-        self.code = code

@@ -22,6 +22,14 @@ class LaunchError(ValueError):
     """The launcher's variables contradict themselves or are incomplete: one line that says what to do."""
 
 
+class WorldError(RuntimeError):
+    """The ranks that arrived are not the world that was asked for; ``code`` is the exit code."""
+
+    def __init__(self, message: str, code: int = 3) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """This process among all. ``rank`` of ``world`` and ``local_rank`` of ``local_world`` on its host.

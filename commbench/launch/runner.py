@@ -25,13 +25,13 @@ from commbench.cases import Layout, Sweep
 from commbench.launch.bind import BindError, assign, short, to_environment, why_not_bound
 from commbench.launch.client import EXIT_FAILED, Client
 from commbench.launch.heartbeat import Heartbeat, read_beats
-from commbench.launch.hub import Hub, WorldError
+from commbench.launch.hub import Hub
 from commbench.launch.interrupt import Interrupts
 from commbench.launch.judge import Outcome
 from commbench.launch.meet import meet
 from commbench.launch.network import LOOPBACK, listen
 from commbench.launch.order import ONCE, Launches, launch_seed, sets_in_order, shuffled
-from commbench.launch.place import Place
+from commbench.launch.place import Place, WorldError
 from commbench.launch.repetitions import Repetitions
 from commbench.launch.run import Run, broken
 from commbench.launch.runnable import NotRunnable, forced_alone
@@ -246,13 +246,14 @@ def _given_links(given: Calibration, backends: tuple[str, ...], layout: Layout) 
 
 
 def _cores_for_all(hellos: list[dict[str, Any]]) -> bool:
-    """Whether every rank has a core of its own, on every host."""
+    """Whether every rank has a core of its own, on every machine: several hosts may be namespaces of one."""
     cores: dict[str, set[int]] = {}
     ranks: dict[str, int] = {}
     for said in hellos:
-        cores.setdefault(said["host"], set()).update(said["cores"])
-        ranks[said["host"]] = ranks.get(said["host"], 0) + 1
-    return all(ranks[host] <= len(cores[host]) for host in ranks)
+        machine = said.get("machine", said["host"])
+        cores.setdefault(machine, set()).update(said["cores"])
+        ranks[machine] = ranks.get(machine, 0) + 1
+    return all(ranks[machine] <= len(cores[machine]) for machine in ranks)
 
 
 @contextmanager

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import socket
+import sys
 from typing import Any
 
 import commbench
 from commbench.cases import Layout
-from commbench.launch.hub import WorldError
-from commbench.launch.place import Place
+from commbench.launch.place import Place, WorldError
 
 _COMPARED = ("commbench", "torch", "mpi4py", "numpy")
 
@@ -18,16 +17,39 @@ _COMPARED = ("commbench", "torch", "mpi4py", "numpy")
 def hello(place: Place) -> dict[str, Any]:
     """What a rank says of itself on arrival."""
     versions = {"commbench": commbench.__version__}
-    for name in _COMPARED[1:]:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "missing"
+    installed = _installed()
+    versions.update({name: installed.get(name, "missing") for name in _COMPARED[1:]})
     return {
         "rank": place.rank, "world": place.world, "local_rank": place.local_rank, "launcher": place.launcher,
         "host": socket.gethostname(), "pid": os.getpid(), "versions": versions,
-        "cores": sorted(os.sched_getaffinity(0)),
+        "cores": sorted(os.sched_getaffinity(0)), "machine": _machine(),
     }  # fmt: skip
+
+
+def _machine() -> str:
+    """The same for hosts that are namespaces of one kernel, and so share its cores."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _installed() -> dict[str, str]:
+    """The versions of what can be imported, by the names of their folders of metadata: importlib.metadata takes as long
+    to load as all that a rank needs before its backend."""
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        try:
+            entries = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.endswith((".dist-info", ".egg-info")):
+                name, dash, version = entry.rpartition(".")[0].partition("-")
+                if dash:
+                    found.setdefault(name.lower(), version.partition("-")[0])
+    return found
 
 
 def verify(hellos: list[dict[str, Any]], nodes: int | None = None) -> Layout:

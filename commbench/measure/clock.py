@@ -1,4 +1,4 @@
-"""This rank's clock: what stamps iterations, the wait for an agreed start, and who else reads the same clock.
+"""This rank's clock, the wait for an agreed start, who else reads the same clock, and what a common one is.
 
 ``time.perf_counter_ns`` is CLOCK_MONOTONIC on Linux: one clock for all processes of a host. CLOCK_MONOTONIC_RAW, which
 no time service touches, is not used: nothing can sleep until a time of that clock.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -104,7 +104,7 @@ def _three(text: str) -> tuple[str, str, str]:
 
 
 def _wrong(offset_s: float, ppm: float) -> LocalClock:
-    return LocalClock(offset_ns=round(offset_s * 1e9), drift=ppm * 1e-6)
+    return LocalClock(offset_ns=round(offset_s * 1e9), drift=ppm / 1e6)
 
 
 def identity(rank: int, host: str, local: LocalClock, root: Path = Path("/")) -> str:
@@ -116,3 +116,50 @@ def identity(rank: int, host: str, local: LocalClock, root: Path = Path("/")) ->
         except OSError:  # kernels before 5.6 have no time namespaces
             parts.append("")
     return "|".join(parts if local.right else [*parts, f"wrong on rank {rank}"])
+
+
+class CommonClock(Protocol):
+    """What measuring knows of time on several ranks. Readings are ns as 64-bit integers; ``mine``: CLOCK_MONOTONIC, as
+    loops read it on this rank; common: what is the same on all ranks.
+    """
+
+    several: bool  # whether there is more than one clock
+
+    def now_ns(self) -> int:
+        """Common."""
+
+    def to_mine(self, common_ns: ArrayLike) -> NDArray[np.int64]: ...
+
+    def to_common(self, mine_ns: ArrayLike) -> NDArray[np.int64]: ...
+
+    def error_s(self, members: Sequence[int]) -> float:
+        """How far the common clock may be apart on two of these ranks now. At rank 0."""
+
+    def due(self) -> bool:
+        """Whether clocks ought to be fitted again. At rank 0."""
+
+    def refit(self, iteration: int = 0) -> None:
+        """Fit them again: a call of all ranks, before they come to this iteration."""
+
+
+class OneClock:
+    """Of ranks that all read the same."""
+
+    several = False
+
+    def now_ns(self) -> int:
+        return now_ns()
+
+    def to_mine(self, common_ns: ArrayLike) -> NDArray[np.int64]:
+        return np.asarray(common_ns, dtype=np.int64)
+
+    def to_common(self, mine_ns: ArrayLike) -> NDArray[np.int64]:
+        return np.asarray(mine_ns, dtype=np.int64)
+
+    def error_s(self, members: Sequence[int]) -> float:
+        return SAME_HOST_ERROR_S
+
+    def due(self) -> bool:
+        return False
+
+    def refit(self, iteration: int = 0) -> None: ...

@@ -17,6 +17,7 @@ Times = NDArray[np.int64]
 
 FAST = 1.1  # exchanges that take at most this much longer than the quickest tell the offset; ReproMPI's factor
 SURE = 3.0  # standard errors that an error is stated as
+BESIDE_NS = 100_000_000  # offsets that near to one another are of one measurement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,40 +120,52 @@ class Fit:
     def error_at(self, local_ns: int) -> float:
         return self.error_s + self.drift_error * abs(local_ns - self.model.reference_ns) * 1e-9
 
+    def contradicts(self, found: Offsets) -> bool:
+        """Whether the quickest of these offsets is further from the line than both can be wrong."""
+        best = int(np.argmin(found.round_trip))
+        at = int(found.at[best])
+        off_s = abs(int(self.model.to_target(at)) - (at - int(found.offset[best]))) * 1e-9
+        slow_s = max(0.0, float(found.round_trip[best]) * 1e-9 - self.round_trip_s) / 2
+        return off_s > self.error_at(at) + SURE * self.noise_s + slow_s
 
-def fit(found: Offsets, latest: int) -> Fit:
+
+def fit(found: Offsets) -> Fit:
     """The least-squares line through the offsets whose round trip is among the fastest (a third of them at least), moved
-    to the offsets of the ``latest`` measurement: as many, at the end. Needs three offsets at two times.
+    to the newest of them. Needs three offsets at two times.
 
-    Its error is three standard errors, and half of the time by which the round trips that the intercept comes from are
-    longer than the shortest: as far as a delay on one way alone could have moved it. A difference of the two ways that
-    is always there shows in no exchange; it moves the intercept by at most half of the shortest round trip.
+    The error is three standard deviations of the offsets, and half of what round trips are longer than the shortest: as
+    much as a delay on one way alone can have moved an offset. The line is moved to older offsets where newer ones are less sure than what
+    the drift can have made of the old. A difference of the two ways that is always there shows in no exchange; it moves
+    the line by at most half of the shortest round trip.
     """
-    shortest = int(found.round_trip.min())
-    fast = _fastest(found.round_trip, shortest, max(3, len(found.at) // 3))
+    shortest = float(found.round_trip.min())
+    fast = _fastest(found.round_trip, shortest)
     at, offset = found.at - found.at[-1], found.offset - found.offset[-1]
     x, y = at[fast].astype(float), offset[fast].astype(float)
     spread = float(((x - x.mean()) ** 2).sum())
     slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
     residuals = y - y.mean() - slope * (x - x.mean())
     noise = float(np.sqrt((residuals**2).sum() / max(1, len(x) - 2)))
-    end = _fastest(found.round_trip[-latest:], shortest, 1) + len(at) - latest
-    reference = end[-1]
-    moved = float((offset[end] - slope * (at[end] - at[reference])).mean())
-    excess = float(found.round_trip[end].max() - shortest) / 2
-    bound = float(found.round_trip[end].max()) / 2
+    # What the intercept may be off by unseen, the slope may have as well, from end to end.
+    unseen = (FAST - 1) * shortest / 2
+    drift_error = SURE * noise / float(np.sqrt(spread)) + unseen / float(np.ptp(x))
+    slow = np.maximum(found.round_trip, FAST * shortest) - shortest
+    best = len(at) - 1 - int(np.argmin((slow / 2 - drift_error * at)[::-1]))
+    beside = np.flatnonzero((at > at[best] - BESIDE_NS) & (slow <= slow[best]))
+    moved = float((offset[beside] - slope * (at[beside] - at[best])).mean())
+    error = min(SURE * noise + slow[best] / 2, found.round_trip[best] / 2)
     return Fit(
         model=ClockModel(
-            reference_ns=int(found.at[reference]), offset_ns=int(found.offset[-1]) + round(moved), slope=slope
+            reference_ns=int(found.at[best]), offset_ns=int(found.offset[-1]) + round(moved), slope=slope
         ),
-        error_s=min(SURE * noise + excess, bound) * 1e-9, drift_error=SURE * noise / float(np.sqrt(spread)),
-        noise_s=noise * 1e-9, round_trip_s=shortest * 1e-9,
+        error_s=float(error) * 1e-9, drift_error=drift_error, noise_s=noise * 1e-9, round_trip_s=shortest * 1e-9,
     )  # fmt: skip
 
 
-def _fastest(round_trip: Times, shortest: int, least: int) -> Times:
-    """Where round trips are near the shortest; the ``least`` quickest where these are fewer. In order."""
+def _fastest(round_trip: Times, shortest: float) -> Times:
+    """Where round trips are near the shortest, or the quickest third of them, three at least. In order."""
     near = np.flatnonzero(round_trip <= FAST * shortest)
+    least = max(3, len(round_trip) // 3)
     return near if len(near) >= least else np.sort(np.argsort(round_trip, kind="stable")[:least])
 
 

@@ -7,84 +7,51 @@ and hands the model to the ranks that share it. Rank 0 hears of all models over 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from commbench.measure.clock import SAME_HOST_ERROR_S, LocalClock, identity, local_clock, now_ns
+from commbench.measure.clock import (
+    SAME_HOST_ERROR_S,
+    WRONG,
+    CommonClock,
+    LocalClock,
+    OneClock,
+    identity,
+    local_clock,
+    now_ns,
+)
 from commbench.measure.clock_model import FAST, NONE, SAME, ClockModel, Exchanges, Fit, Offsets, fit, offsets, tree
 from commbench.measure.control import Control
 from commbench.measure.operation import Messenger, Post
+from commbench.units import format_time
 
+_NEVER = np.iinfo(np.int64).max
 OFFSETS = 40  # of a first fit, spread over
 WINDOW_S = 0.2  # this long: the drift comes from the ends of it
 LATEST = 5  # offsets of a later fit, at once; the drift comes from what was found before
 LEAST_EXCHANGES, MOST_EXCHANGES = 3, 30  # an offset takes, until one is nearly as quick as the quickest
 OFFSET_S = 0.02  # and no longer than this
+ROUND_S = 2.0  # of the tree, at most, on the busiest machine
 HISTORY_S, MOST_OFFSETS = 60.0, 200  # what a fit looks back at: drifts change with temperature and time services
 # Fitted again when this old. Time services change a clock's rate every 16 s to 17 min; what that does to a time within
 # 5 s is found at the next fit.
 MOST_AGE_S = 5.0
-LEAST_AGE_S = 0.5  # but sooner than that where the drift is not known well enough, though not sooner than this
-STATED = 1.0  # a clock further than this many stated errors from its model is counted
-
-
-class CommonClock(Protocol):
-    """What measuring knows of time on several ranks. Readings are ns as 64-bit integers; ``mine``: CLOCK_MONOTONIC, as
-    loops read it on this rank; common: what is the same on all ranks.
-    """
-
-    several: bool  # whether there is more than one clock
-
-    def now_ns(self) -> int:
-        """Common."""
-
-    def to_mine(self, common_ns: ArrayLike) -> NDArray[np.int64]: ...
-
-    def to_common(self, mine_ns: ArrayLike) -> NDArray[np.int64]: ...
-
-    def error_s(self, members: Sequence[int]) -> float:
-        """How far the common clock may be apart on two of these ranks now. At rank 0."""
-
-    def due(self) -> bool:
-        """Whether clocks ought to be fitted again. At rank 0."""
-
-    def refit(self) -> None:
-        """Fit them again: a call of all ranks."""
-
-
-class OneClock:
-    """Of ranks that all read the same."""
-
-    several = False
-
-    def now_ns(self) -> int:
-        return now_ns()
-
-    def to_mine(self, common_ns: ArrayLike) -> NDArray[np.int64]:
-        return np.asarray(common_ns, dtype=np.int64)
-
-    def to_common(self, mine_ns: ArrayLike) -> NDArray[np.int64]:
-        return np.asarray(mine_ns, dtype=np.int64)
-
-    def error_s(self, members: Sequence[int]) -> float:
-        return SAME_HOST_ERROR_S
-
-    def due(self) -> bool:
-        return False
-
-    def refit(self) -> None: ...
+# Sooner where the drift has come to be half of the error, but not sooner than this, nor before ten times as long has
+# passed as the last one took.
+LEAST_AGE_S, LEAST_AGE_FITS = 0.5, 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:
-    """What a clock's speaker tells rank 0 of it, in JSON: its model, how far it may be off at its reference and by what
-    part of the time since; how far it was off where the model before put it (None: there was none), how far that model
-    and this one together may have been off; and the shortest round trip to its parent."""
+    """What a clock's speaker tells rank 0 of it, in JSON: its model, how far it may be off now and by what part of the
+    time from now on; how far it was off where the model before put it (None: there was none), and how far that model and
+    this one together may have been off; and the shortest round trip to its parent."""
 
     reference_ns: int
     offset_ns: int
@@ -95,15 +62,26 @@ class Told:
     stated_s: float | None
     round_trip_s: float
 
+    @property
+    def beyond(self) -> float:
+        """How far it was off, in parts of what had been stated."""
+        return abs(self.off_s) / self.stated_s if self.off_s is not None and self.stated_s else 0.0
+
     def to_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
+
+
+_ROOT = Told(
+    reference_ns=0, offset_ns=0, slope=0.0, error_s=0.0, drift_error=0.0, off_s=None, stated_s=None, round_trip_s=0.0
+)
 
 
 @dataclass(kw_only=True)
 class FittedClock:
     """This rank's side of a common clock. ``clocks``: the ranks that read each, the first of which speaks for it.
 
-    ``on_fit`` hears at rank 0 of every fit: the common time from which on it holds, and what each clock's speaker told.
+    ``on_fit`` hears at rank 0 of every fit, in JSON: ``at_ns``, the common time from which on it holds, and of each clock
+    what its speaker told.
     """
 
     control: Control
@@ -111,15 +89,19 @@ class FittedClock:
     local: LocalClock
     clocks: tuple[tuple[int, ...], ...]
     deadline_s: float
-    on_fit: Callable[[int, list[Told]], None] = lambda at_ns, told: None
+    on_fit: Callable[[dict[str, Any]], None] = lambda fit: None
     several: bool = True
     told: list[Told] = field(default_factory=list)
     at_ns: int = 0
     fits: int = 0
-    off: int = 0  # how often a clock was further from its model than was stated
+    off: int = 0  # in how many of them a clock was further from its model than was stated
+    worst: int | None = None  # which clock was furthest off then
+    worst_told: Told = _ROOT
     _model: ClockModel = SAME
     _error_s: float = 0.0
     _drift_error: float = 0.0
+    _took_s: float = 0.0
+    _learned_ns: int = 0  # on this rank's clock: when the error was no larger
 
     def __post_init__(self) -> None:
         rank = self.control.rank
@@ -159,39 +141,58 @@ class FittedClock:
     def due(self) -> bool:
         age_s = (self.now_ns() - self.at_ns) * 1e-9
         aged = any(one.drift_error * age_s > one.error_s for one in self.told)
-        return age_s > MOST_AGE_S or (aged and age_s > LEAST_AGE_S)
+        return age_s > max(LEAST_AGE_S if aged else MOST_AGE_S, LEAST_AGE_FITS * self._took_s)
 
-    def refit(self) -> None:
+    def refit(self, iteration: int = 0) -> None:
         control = self.control
-        control.expect(self.deadline_s, "synchronising clocks")
-        control.beat("synchronising")
+        control.expect(self.deadline_s + ROUND_S * len(tree(len(self.clocks))), "synchronising clocks")
+        control.beat("synchronising", iteration)
+        began = time.perf_counter()
         told = self._learn()
         gathered = control.gather(told and told.to_dict())
         if gathered is None:
             return
         self.told = [Told(**gathered[ranks[0]][0]) for ranks in self.clocks]
         self.at_ns = self.now_ns()
+        self._took_s = time.perf_counter() - began if self.fits else 0.0
         self.fits += 1
-        self.off += sum(is_off(one) for one in self.told)
-        self.on_fit(self.at_ns, self.told)
+        found = [(one.beyond, index) for index, one in enumerate(self.told) if one.beyond > 1]
+        if found:
+            self.off += 1
+            if max(found)[0] > self.worst_told.beyond:
+                self.worst = max(found)[1]
+                self.worst_told = self.told[self.worst]
+        self.on_fit({"at_ns": self.at_ns, "clocks": [one.to_dict() for one in self.told]})
+
+    def summary(self, hosts: Sequence[str], when: str = "before") -> dict[str, Any]:
+        """For the launch's manifest, at rank 0: the clocks, the last fit under ``when``, and what to tell a person."""
+        clocks = [{"host": hosts[ranks[0]], "ranks": list(ranks)} for ranks in self.clocks]
+        note = None
+        if self.worst is not None and self.worst_told.off_s is not None:
+            note = (
+                f"clocks: that of {clocks[self.worst]['host']} was {format_time(abs(self.worst_told.off_s))} from where it "
+                f"should have been, and {format_time(self.worst_told.stated_s)} had been stated (so in {self.off} of "
+                f"{self.fits - 1} checks): isolated times between hosts may be wrong by as much"
+            )
+        return {
+            "source": "CLOCK_MONOTONIC", "wrong": os.environ.get(WRONG), "clocks": clocks, "fits": self.fits, "note": note,
+            when: {"at_ns": self.at_ns, "clocks": [one.to_dict() for one in self.told]},
+        }  # fmt: skip
 
     def _learn(self) -> Told | None:
         """From the parent, then teach; what to tell rank 0 where this rank speaks for a clock."""
-        told = None
         if self._from_speaker is not None:
-            self._take(*self._from_speaker.receive())
+            self._model, self._error_s, self._drift_error = self._from_speaker.receive()
             return None
-        before = self._model, self._error_s, self._drift_error
-        if self._parent is None:
-            told = Told(
-                reference_ns=0, offset_ns=0, slope=0.0, error_s=0.0, drift_error=0.0, off_s=None, stated_s=None,
-                round_trip_s=0.0,
-            )  # fmt: skip
-        else:
+        told = _ROOT
+        if self._parent is not None:
             found, (model, error_s, drift_error) = self._parent.learn()
-            reference = found.model.reference_ns
-            self._take(found.model.then(model), _hypot(found.error_s, error_s), _hypot(found.drift_error, drift_error))
-            told = self._compare(reference, found, before)
+            at_ns = self._parent.read()
+            before = self._model, self._error_s + self._drift_error * (at_ns - self._learned_ns) * 1e-9
+            self._model, self._learned_ns = found.model.then(model), at_ns
+            self._error_s = float(np.hypot(found.error_at(at_ns), error_s))
+            self._drift_error = float(np.hypot(found.drift_error, drift_error))
+            told = self._told(at_ns, found.round_trip_s, *before)
         words = (self._model, self._error_s, self._drift_error)
         for child in self._children:
             child.teach(*words)
@@ -199,29 +200,16 @@ class FittedClock:
             self._to_others.send(*words)
         return told
 
-    def _take(self, model: ClockModel, error_s: float, drift_error: float) -> None:
-        self._model, self._error_s, self._drift_error = model, error_s, drift_error
-
-    def _compare(self, at_ns: int, found: Fit, before: tuple[ClockModel, float, float]) -> Told:
-        model, error_s, drift_error = before
+    def _told(self, at_ns: int, round_trip_s: float, before: ClockModel, error_before_s: float) -> Told:
         off_s = stated_s = None
-        if model is not SAME:
-            off_s = int(model.to_target(at_ns) - self._model.to_target(at_ns)) * 1e-9
-            stated_s = error_s + drift_error * abs(at_ns - model.reference_ns) * 1e-9 + self._error_s
+        if before is not SAME:
+            off_s = int(before.to_target(at_ns) - self._model.to_target(at_ns)) * 1e-9
+            stated_s = error_before_s + self._error_s
         return Told(
             reference_ns=self._model.reference_ns, offset_ns=self._model.offset_ns, slope=self._model.slope,
             error_s=self._error_s, drift_error=self._drift_error, off_s=off_s, stated_s=stated_s,
-            round_trip_s=found.round_trip_s,
+            round_trip_s=round_trip_s,
         )  # fmt: skip
-
-
-def is_off(one: Told) -> bool:
-    """Whether a clock was further from where its model put it than had been stated."""
-    return one.off_s is not None and one.stated_s is not None and abs(one.off_s) > STATED * one.stated_s
-
-
-def _hypot(a: float, b: float) -> float:
-    return float(np.hypot(a, b))
 
 
 # -- two ranks ---------------------------------------------------------------------------------------
@@ -275,46 +263,41 @@ class _Child:
     """Asks its parent for the time and knows, from what has been found so far, how its own clock goes against it."""
 
     def __init__(self, messenger: Messenger, parent: int, read: Callable[[], int]) -> None:
-        more, answer = messenger.buffer(8), messenger.buffer(8)
-        self._more, self._answer = np.asarray(more).view(np.int64), np.asarray(answer).view(np.int64)
-        self._exchange = messenger.step([Post(more, parent)], [Post(answer, parent)])
+        asks, answer = messenger.buffer(8), messenger.buffer(8)
+        self._asks, self._answer = np.asarray(asks).view(np.int64), np.asarray(answer).view(np.int64)
+        # One after the other, as the parent has to: what a library needs for a message then counts on both ways alike.
+        self._send = messenger.step([Post(asks, parent)], [])
+        self._receive = messenger.step([], [Post(answer, parent)])
         self._words = _Words(messenger, source=parent)
-        self._read = read
+        self.read = read
         self._known: Offsets = NONE
         self._fit: Fit | None = None
-        self._shortest = np.iinfo(np.int64).max
+        self._shortest = _NEVER
 
     def learn(self) -> tuple[Fit, tuple[ClockModel, float, float]]:
         """The clock against the parent's, and the parent's against the common one."""
-        self._more[0] = 1
-        latest = self._offsets(LATEST, 0.0)
-        if self._fit is None or self._contradicts(latest):
-            self._known, self._shortest = NONE, np.iinfo(np.int64).max
-            self._known = self._offsets(OFFSETS, WINDOW_S)
-            latest = self._offsets(LATEST, 0.0)
-        self._more[0] = 0
-        self._exchange()
-        self._known = self._known.followed_by(latest)
-        self._known = self._known.last(int(self._known.at[-1]) - round(HISTORY_S * 1e9), MOST_OFFSETS)
-        found = fit(self._known, len(latest.at))
-        # Where this time no message was quick, what was known may still be surer.
-        now = int(self._known.at[-1])
-        if self._fit is None or found.error_at(now) <= self._fit.error_at(now):
-            self._fit = found
+        latest = self._offsets(LATEST, 0.0)  # of a first fit, what makes connections
+        if self._fit is None or self._fit.contradicts(latest):
+            self._known, self._shortest = NONE, _NEVER
+            latest = self._offsets(OFFSETS, WINDOW_S).followed_by(self._offsets(LATEST, 0.0))
+        self._exchange(0)
+        known = self._known.followed_by(latest)
+        self._known = known.last(int(known.at[-1]) - round(HISTORY_S * 1e9), MOST_OFFSETS)
+        self._fit = fit(self._known)
         return self._fit, self._words.receive()
 
-    def _contradicts(self, latest: Offsets) -> bool:
-        """Whether the clock has left its line: it was set, or a time service has changed its rate."""
-        assert self._fit is not None
-        alone = self._known.followed_by(latest)
-        found = fit(alone, len(latest.at))
-        at = found.model.reference_ns
-        off_ns = abs(found.model.offset_ns - (at - int(self._fit.model.to_target(at))))
-        return bool(off_ns * 1e-9 > self._fit.error_at(at) + found.error_s)
+    def _exchange(self, more: int) -> tuple[int, int, int]:
+        """When it was asked, when the parent answered, and when that was there."""
+        read, asks, send, receive = self.read, self._asks, self._send, self._receive
+        sent = read()
+        asks[0] = more
+        send()
+        receive()
+        received = read()
+        return sent, int(self._answer[0]), received
 
     def _offsets(self, count: int, window_s: float) -> Offsets:
         """So many, spread over the window."""
-        read, exchange, answer = self._read, self._exchange, self._answer
         rows: list[tuple[int, int, int, int]] = []
         began = time.perf_counter()
         for number in range(count):
@@ -323,10 +306,8 @@ class _Child:
                 time.sleep(left)
             until = time.perf_counter() + OFFSET_S
             for tried in range(MOST_EXCHANGES):
-                sent = read()
-                exchange()
-                received = read()
-                rows.append((sent, int(answer[0]), received, number))
+                sent, answered, received = self._exchange(1)
+                rows.append((sent, answered, received, number))
                 enough = received - sent <= FAST * self._shortest or time.perf_counter() > until
                 self._shortest = min(self._shortest, received - sent)
                 if tried + 1 >= LEAST_EXCHANGES and enough:
@@ -349,7 +330,7 @@ def find_clocks(control: Control, host: str, local: LocalClock) -> tuple[tuple[i
 
 def common_clock(
     messenger: Callable[[], Messenger] | None, control: Control, host: str, *, deadline_s: float,
-    on_fit: Callable[[int, list[Told]], None] = lambda at_ns, told: None,
+    on_fit: Callable[[dict[str, Any]], None] = lambda fit: None,
 ) -> CommonClock | None:  # fmt: skip
     """The common clock of the world; a call of all ranks. None where there are several clocks, and no messages between
     hosts' memories (``messenger`` None) to fit them by.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.measure.clock import SAME_HOST_ERROR_S, now_ns
+from commbench.measure.clock import CommonClock, OneClock, now_ns
 from commbench.measure.control import Control
 from commbench.measure.data import Pattern
 from commbench.measure.operation import Operation
@@ -24,6 +24,7 @@ from commbench.measure.ranks import Iterations, combine, joined, well_started
 from commbench.measure.stopping import StoppingRule
 from commbench.measure.timed import Loop, PythonLoop, Round, Start
 from commbench.stats.summary import Summary, summarise_times
+from commbench.units import format_time
 
 WARMUP_ROUNDS = 6
 WARMUP_ROUND_S = 0.01
@@ -34,22 +35,30 @@ STREAMED_BATCH_S = 2e-3
 # are over a millisecond of a 200 Mbit/s link, in which short messages would seem to move at the speed of memory.
 STREAMED_BATCH_BETWEEN_HOSTS_S = 20e-3
 MAX_BATCH = 20_000
+# A start is set this far ahead on one host, and for each rank, that all hear of it in time: with a core of their own, and
+# without. Between hosts the control plane's connections take longer.
+LEAD_S, LEAD_A_RANK_S, LEAD_A_SLEEPER_S, LEAD_BETWEEN_HOSTS_S = 3e-4, 5e-5, 3e-4, 5e-4
+MOST_LEAD_S = 20e-3  # where ranks hear of starts too late
+# A clock that may be off by more than this part of the time tells less than a barrier.
+CLOCK_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How to measure. ``common_clock``: all ranks read one clock. ``spin``: every rank has a core of its own.
+    """How to measure. ``spin``: every rank has a core of its own.
 
-    ``barrier`` starts iterations together where clocks differ; every rank of the world takes part in it. ``loop`` does
-    the timing, the same kind on every rank.
+    Iterations start at agreed times of ``clock``; or behind ``barrier``, in which every rank of the world takes part,
+    where there is no such clock or it is not sure enough for the case. ``loop`` does the timing, the same kind on every
+    rank.
     ``count_sent``: hosts count what they send, each by the ``sent_bytes`` of one of its ranks.
     """
 
     streamed: bool
     rule: StoppingRule
     deadline_s: float
-    common_clock: bool
     spin: bool
+    clock: CommonClock | None = field(default_factory=OneClock)
+    between_hosts: bool = False
     barrier: Operation | None = None
     loop: Loop = field(default_factory=PythonLoop)
     count_sent: bool = False
@@ -58,7 +67,8 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What rank 0 knows in the end. ``stamps[rank, iteration] = (start, end)`` in ns; ``kept`` marks iterations that
+    """What rank 0 knows in the end. ``stamps[rank, iteration] = (start, end)`` in ns of the common clock, where there is
+    one; ``clock_error_s``: how far it may have been apart on two ranks, where it had to be fitted; ``kept`` marks iterations that
     count; ``batch`` operations make one iteration (1 when isolated). ``summary`` is per operation, as are
     ``wire_bytes``, what all hosts sent, None where nobody counted, and ``host_s``, for which the slowest rank's host was
     busy beside a device that did the operation. ``starved``: the share of operations for which a device waited for its
@@ -78,6 +88,8 @@ class Measured:
     host_s: float | None = None
     starved: float | None = None
     overhead_s: float | None = None
+    clock_error_s: float | None = None
+    note: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -171,6 +183,8 @@ def measure(
             if plan["stop"]:
                 break
             count = plan["count"]
+            if plan["refit"] and settings.clock is not None:
+                settings.clock.refit(plan["first"])
             control.expect(max(settings.deadline_s, 100 * plan["expected_s"]), f"measuring {doing}")
             values, done = _round(rank, plan)
             gathered = control.gather(values, done.stamps.tobytes())
@@ -211,23 +225,27 @@ def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], Round]:
     filled = time.perf_counter()
     control.gather(None)
     rank.start_counting()
-    base_ns = control.share(now_ns() + plan["lead_ns"])
+    clock = settings.clock or OneClock()
+    base_ns = control.share(clock.now_ns() + plan["lead_ns"])
     ready = time.perf_counter()
-    starts = 1 if settings.streamed else plan["count"]
+    starts = base_ns + plan["spacing_ns"] * np.arange(1 if settings.streamed else plan["count"])
     start = Start(
-        starts_ns=base_ns + plan["spacing_ns"] * np.arange(starts), spin=settings.spin, barrier=settings.barrier,
+        starts_ns=clock.to_mine(starts), spin=settings.spin, barrier=settings.barrier if plan["barrier"] else None,
         beat=control.beat, beat_address=control.beat_address,
     )  # fmt: skip
     run = settings.loop.streamed if settings.streamed else settings.loop.isolated
+    ahead_ns = int(start.starts_ns[0]) - now_ns()
     found = run(rank.operations, plan["count"], plan["first"], start)
     done = time.perf_counter()
     control.beat("checking", plan["first"])
     wrong = rank.count_wrong(checked)
     values = {
         "wrong": wrong, "timed_s": done - ready, "check_s": time.perf_counter() - done + filled - began,
-        "host_s": found.host_s, "starved": found.starved,
+        "host_s": found.host_s, "starved": found.starved, "ahead_ns": ahead_ns if rank.takes_part else None,
     }  # fmt: skip
     control.beat("deciding", plan["first"])
+    if rank.takes_part and not settings.loop.on_device:
+        found = found._replace(stamps=clock.to_common(found.stamps))
     return values, found
 
 
@@ -254,13 +272,19 @@ class _Head:
     batch: int = 1
     host_s: list[float] = field(default_factory=list)
     starved: list[float] = field(default_factory=list)
+    behind_barrier: bool = False
+    lead_s: float = 0.0
+    clock_error_s: float = 0.0
+    note: str | None = None
 
     @property
     def common_clock(self) -> bool:
         """Whether the stamps of two ranks can be compared, and are."""
-        return self.settings.common_clock and not self.settings.streamed and not self.settings.loop.on_device
+        return not (self.behind_barrier or self.settings.streamed or self.settings.loop.on_device)
 
     def __post_init__(self) -> None:
+        self.behind_barrier = self.settings.clock is None
+        self.lead_s = self._least_lead_s()
         if self.settings.streamed:
             self.batch = self._batch()
 
@@ -269,7 +293,7 @@ class _Head:
         if rule.iterations is not None:
             batch = max(1, rule.iterations // 10)
         else:
-            long_enough = STREAMED_BATCH_S if self.settings.common_clock else STREAMED_BATCH_BETWEEN_HOSTS_S
+            long_enough = STREAMED_BATCH_BETWEEN_HOSTS_S if self.settings.between_hosts else STREAMED_BATCH_S
             batch = int(min(long_enough, rule.limit_s / 20) / self.estimate_s)
         # An operation that overwrites its input may use each set once only.
         return max(2, min(batch, MAX_BATCH if self.repeatable else self.sets))
@@ -290,9 +314,11 @@ class _Head:
         count = self.batch if self.settings.streamed else self._isolated_count(wanted, made)
         sets = min(count, self.sets)
         spacing_s = self.spread * self.estimate_s + 1e-5
+        clock = self.settings.clock
         return {
             "stop": stop, "count": count, "sets": sets, "first": self.first,
-            "spacing_ns": int(spacing_s * 1e9), "lead_ns": self._lead_ns(),
+            "spacing_ns": int(spacing_s * 1e9), "lead_ns": int(self.lead_s * 1e9), "barrier": self.behind_barrier,
+            "refit": clock is not None and not self.behind_barrier and clock.due(),
             "check": self._choose(sets), "expected_s": count * spacing_s,
         }  # fmt: skip
 
@@ -300,10 +326,11 @@ class _Head:
         count = max(1, min(self.sets, int(ISOLATED_ROUND_S / (self.spread * self.estimate_s + 1e-5))))
         return max(1, min(count, rule.iterations - have)) if rule.iterations is not None else count
 
-    def _lead_ns(self) -> int:
+    def _least_lead_s(self) -> float:
         """How far ahead to set the start: the last rank must hear of it in time."""
         world = sum(len(group) for group in self.groups)
-        return int((3e-4 + world * (5e-5 if self.settings.spin else 3e-4)) * 1e9)
+        lead_s = LEAD_S + world * (LEAD_A_RANK_S if self.settings.spin else LEAD_A_SLEEPER_S)
+        return lead_s + LEAD_BETWEEN_HOSTS_S if self.settings.between_hosts else lead_s
 
     def _choose(self, sets: int) -> list[int]:
         """Which sets of the next round to check: all while checking costs no more than timing, else as many as do."""
@@ -323,11 +350,16 @@ class _Head:
         stamps = np.stack([np.frombuffer(blob, dtype=np.int64).reshape(-1, 2) for _, blob in gathered])
         values = [value for value, _ in gathered]
         found = combine(stamps, self.groups, common_clock=self.common_clock)
-        self.rounds.append(stamps)
-        self.found.append(found)
         self.first += max(plan["count"], plan["sets"])
         self.wrong += sum(value["wrong"] for value in values)
         self.verified += len(plan["check"])
+        self._see_lateness([value["ahead_ns"] for value in values if value["ahead_ns"] is not None])
+        if self._clock_is_unsure(found):
+            # What this round has found tells how long the case takes, and no more.
+            self.estimate_s = max(1e-7, float(np.percentile(found.first, 90)))
+            return
+        self.rounds.append(stamps)
+        self.found.append(found)
         self.checked += len(plan["check"])
         self.timed_s += max(value["timed_s"] for value in values)
         self.check_s += max(value["check_s"] for value in values)
@@ -336,26 +368,54 @@ class _Head:
             found_in += [max(known)] if known else []
         if not self.settings.streamed:
             self.estimate_s = max(1e-7, float(np.percentile(found.first, 90)))
-            late = np.mean(found.skew > np.maximum(SAME_HOST_ERROR_S, 0.1 * found.time))
+            late = np.mean(found.skew > np.maximum(self.clock_error_s, 0.1 * found.time))
             # Iterations that run into the next one's start need more room, up to the point where it does not help.
             self.spread = min(20.0, self.spread * 1.5) if late > 0.3 else max(1.5, self.spread / 1.1)
+
+    def _see_lateness(self, ahead_ns: list[int]) -> None:
+        """Ranks that hear of the start when it has passed need it to be set further ahead."""
+        if ahead_ns and min(ahead_ns) < 0:
+            self.lead_s = min(MOST_LEAD_S, 2 * self.lead_s)
+        else:
+            self.lead_s = max(self._least_lead_s(), self.lead_s / 1.1)
+
+    def _clock_is_unsure(self, found: Iterations) -> bool:
+        """Whether iterations have to be started by a barrier from now on: seen in the first round."""
+        settings = self.settings
+        if settings.clock is None or self.behind_barrier:
+            return False
+        error_s = max(settings.clock.error_s(group) for group in self.groups)
+        self.clock_error_s = max(self.clock_error_s, error_s)
+        time_s = float(np.median(found.time))
+        if self.found or self.wrong or settings.barrier is None or not self.common_clock:
+            return False
+        if error_s <= CLOCK_SHARE * time_s:
+            return False
+        self.behind_barrier = True
+        self.note = (
+            f"started behind a barrier: hosts' clocks may be {format_time(error_s)} apart, more than a tenth of "
+            f"{format_time(time_s)}"
+        )
+        return True
 
     def _kept(self) -> tuple[Iterations, NDArray[np.bool_], bool]:
         """All iterations, which of them count, and whether starts were late."""
         found = joined(self.found)
         if self.common_clock:
-            return found, *well_started(found, SAME_HOST_ERROR_S)
+            return found, *well_started(found, self.clock_error_s)
         return found, np.ones(len(found.time), dtype=bool), False
 
     def result(self, stop: str, wire_bytes: float | None, overhead_s: float) -> Measured:
         found, kept, late = self._kept()
-        start = "barrier" if self.settings.barrier is not None else "clock"
+        start = "barrier" if self.behind_barrier else "clock"
         if self.settings.loop.on_device:
             start = "stream"
+        fitted = self.settings.clock is not None and self.settings.clock.several and start != "stream"
         return Measured(
             summary=summarise_times(found.time[kept] / self.batch), iterations=found, kept=kept,
             stamps=np.concatenate(self.rounds, axis=1), batch=self.batch, late_starts=late, wrong=self.wrong,
             verified=self.verified, stop=stop, start=start, wire_bytes=wire_bytes, overhead_s=overhead_s,
             host_s=float(np.median(self.host_s)) if self.host_s else None,
             starved=float(np.median(self.starved)) if self.starved else None,
+            clock_error_s=self.clock_error_s if fitted else None, note=self.note,
         )  # fmt: skip

@@ -89,7 +89,7 @@ def measured_point(
     if used is not None:
         point.used_algorithm, point.protocol, point.channels = used.algorithm, used.protocol, used.channels
     point.start, point.note, point.steal_s, point.pass_index = found.start, note, steal_s, pass_index
-    point.preemptions = preemptions
+    point.preemptions, point.clock_error_s = preemptions, found.clock_error_s
     if not wrong:
         _set_bandwidth(point, case)
         _set_models(point, case, setting, model)

@@ -5,7 +5,6 @@ Source: NVIDIA's NVML API reference and ``nvml.h``. What a device or driver does
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -141,6 +140,8 @@ def _pcie(nvml: Any, handle: Any) -> dict[str, Any]:
 
 def _fabric(nvml: Any, handle: Any) -> dict[str, Any] | None:
     """The state of a GPU in a fabric of NVLink switches, and its clique; None where it is in none."""
+    import ctypes  # every rank loads this module, and few have a GPU
+
     make = getattr(nvml, "c_nvmlGpuFabricInfo_v2_t", None)
     if make is None:
         return None
@@ -152,6 +153,13 @@ def _fabric(nvml: Any, handle: Any) -> dict[str, Any] | None:
         "state": _named(int(info.state), _FABRIC_STATES), "status": int(info.status), "clique": int(info.cliqueId),
         "health_mask": int(info.healthMask),
     } if info.state else None  # fmt: skip
+
+
+def _degraded_fabric(fabric: dict[str, Any] | None) -> Any:
+    """NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW: two bits that say unknown, yes, no."""
+    if fabric is None or "health_mask" not in fabric:
+        return fabric
+    return {1: True, 2: False}.get(fabric["health_mask"] & 0x3)
 
 
 # -- NVLink --------------------------------------------------------------------------------------------
@@ -244,6 +252,7 @@ def device_state(
         "pcie_width": number(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
         "pcie_max_width": number(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
         "links_up": sorted(link for link, active in up.items() if active),
+        "fabric_degraded": _degraded_fabric(_fabric(nvml, handle)),
         "link_errors": errors,
     }
 

@@ -54,7 +54,11 @@ GROWING = {
     "link_errors.symbol": "NVLink symbol errors",
 }  # Not `effective`: what forward error correction leaves is sent again, and counted at any load.
 # What must not hold.
-STANDING = {"remap_pending": "memory rows wait to be remapped", "remap_failed": "memory rows could not be remapped"}
+STANDING = {
+    "remap_pending": "memory rows wait to be remapped",
+    "remap_failed": "memory rows could not be remapped",
+    "fabric_degraded": "reduced bandwidth of the NVLink fabric",
+}
 
 
 def taint(before: State, after: State) -> str | None:
@@ -63,9 +67,9 @@ def taint(before: State, after: State) -> str | None:
 
 
 def _findings(before: State, after: State) -> Iterator[str]:
-    lost = next((value["error"] for value in after.values() if isinstance(value, dict) and "error" in value), None)
-    if lost is not None and not any(isinstance(value, dict) and "error" in value for value in before.values()):
-        yield f"the driver fails: {lost}"
+    failed = [_error(value) for name, value in after.items() if _error(before.get(name)) is None]
+    if error := next(filter(None, failed), None):
+        yield f"the driver fails: {error}"
     for throttle in (*THROTTLES, _HARDWARE):
         if throttle is _HARDWARE and _seen(before, after, _CAUSES):
             continue
@@ -91,6 +95,10 @@ def _throttled(throttle: Throttle, before: State, after: State) -> str | None:
     moments = [bool(_holding(state, throttle.reasons)) for state in (before, after)]
     # Counters may lag behind: what holds at both ends held between them.
     return throttle.text if all(moments) or (share is None and any(moments)) else None
+
+
+def _error(value: Any) -> str | None:
+    return value.get("error") if isinstance(value, dict) else None
 
 
 def _holding(state: State, names: Collection[str]) -> list[str]:
@@ -150,7 +158,7 @@ class GpuWatch:
             return
         self._handle = find(self._nvml, device)
         if self._handle is None:
-            raise LookupError(f"NVML knows no device {device}")
+            raise LookupError("NVML knows no such device")  # not its UUID, which is stored nowhere
         self.identity = identity(self._nvml, self._handle)
         # Asked once, so that between cases only what this device has is asked for.
         self._links = link_numbers(self._nvml, self._handle)

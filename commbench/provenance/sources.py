@@ -5,11 +5,9 @@ Collectors take ``root``, the directory that stands for ``/``, so that a test ca
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +67,8 @@ def link_name(root: Path, path: str) -> str | None:
 
 def digest(text: str | None) -> str | None:
     """The first 16 hex digits of the sha256: tells machines apart without giving their identity away."""
+    import hashlib
+
     return None if text is None else hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -87,6 +87,8 @@ def command(
 
     On a time-out the whole process group is ended, so that no grandchild keeps the pipe open.
     """
+    import subprocess  # every rank loads this module, and few start a command
+
     with subprocess.Popen(
         list(argv), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         errors="replace", start_new_session=True, env=None if environ is None else dict(environ),

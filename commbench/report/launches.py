@@ -52,23 +52,23 @@ class CaseLaunches:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VariantVerdict:
-    """A case under ``variant`` against the same case under ``against``."""
+    """A case under ``variant`` against the same case under ``against``; ``paired``: launch by launch."""
 
     title: str
     variant: str
     against: str
+    paired: bool
     comparison: Comparison
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchReport:
-    """``correlation`` and ``drift`` are those of all cases together, None for fewer than five launches. ``paired``:
-    whether the variants were compared launch by launch. ``lines``: all of it for a person, empty for one launch."""
+    """``correlation`` and ``drift`` are those of all cases together, None for fewer than five launches. ``lines``: all
+    of it for a person, empty for one launch."""
 
     cases: tuple[CaseLaunches, ...]
     correlation: Correlation | None
     drift: Drift | None
-    paired: bool
     verdicts: tuple[VariantVerdict, ...]
     lines: tuple[str, ...]
 
@@ -102,13 +102,14 @@ def launch_report(frame: pd.DataFrame, facts: Facts | None = None) -> LaunchRepo
     timed = _with_position(frame)
     timed = timed[(timed["status"] == STATUS_OK) & timed["time_s"].notna()]
     names = [name for name in _NAMED if timed[name].nunique(dropna=False) > 1]
-    groups = timed.sort_values("launch", kind="stable").groupby(["case_id", "variant"], sort=False)
+    ordered = timed.sort_values(["collective", "backend", "timing", "bytes", "case_id", "launch"], kind="stable")
+    groups = ordered.groupby(["case_id", "variant"], sort=False)
     cases = tuple(_case(points, names, facts or {}) for _, points in groups)
     rows = [case.times for case in cases]
     correlation, drift = serial_correlation(rows), find_drift(rows)
     moved = any(found is not None and found.distinguishable for found in (correlation, drift))
     verdicts = tuple(_verdicts(cases, moved))
-    found = LaunchReport(cases=cases, correlation=correlation, drift=drift, paired=moved, verdicts=verdicts, lines=())
+    found = LaunchReport(cases=cases, correlation=correlation, drift=drift, verdicts=verdicts, lines=())
     return replace(found, lines=tuple(_lines(found)))
 
 
@@ -150,7 +151,8 @@ def _facts_of(points: pd.DataFrame, launches: Sequence[int], facts: Facts) -> di
 
 
 def _verdicts(cases: Sequence[CaseLaunches], moved: bool) -> Iterator[VariantVerdict]:
-    """Every variant against the first, which is that of the first launch."""
+    """Every variant against the first, which is that of the first launch; pair by pair where times ``moved`` in the
+    course of the run."""
     variants = list(dict.fromkeys(case.variant for case in sorted(cases, key=lambda case: case.launches[0])))
     by_key = {(case.case_id, case.variant): case for case in cases}
     for base in (case for case in cases if case.variant == variants[0]):
@@ -160,7 +162,9 @@ def _verdicts(cases: Sequence[CaseLaunches], moved: bool) -> Iterator[VariantVer
                 count = len(base.times)
                 paired = moved and count == len(other.times) and count >= LEAST_PAIRS
                 comparison = compare(base.times, other.times, paired=paired)
-                yield VariantVerdict(title=base.title, variant=name, against=base.variant, comparison=comparison)
+                yield VariantVerdict(
+                    title=base.title, variant=name, against=base.variant, paired=paired, comparison=comparison
+                )
 
 
 # -- for a person --------------------------------------------------------------------------------------
@@ -250,7 +254,7 @@ def _separated(found: Sequence[Separator]) -> str:
 def _verdict_lines(report: LaunchReport) -> Iterator[str]:
     if not report.verdicts:
         return
-    how = "pair by pair, since launches drift or are correlated; " if report.paired else ""
+    how = "pair by pair, since launches drift or are correlated; " if any(one.paired for one in report.verdicts) else ""
     yield (
         f"variants against {report.verdicts[0].against or 'none'}: ratio of times, {how}interval at {CONFIDENCE:.0%}, "
         f"differences below {MIN_EFFECT:.0%} do not count"
@@ -266,7 +270,10 @@ def _verdict_lines(report: LaunchReport) -> Iterator[str]:
 
 
 def _ratio(comparison: Comparison) -> tuple[str, str]:
-    ratio = "-" if comparison.ratio is None else f"{comparison.ratio:.3f}"
+    def text(ratio: float) -> str:
+        return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.3g}"
+
+    ratio = "-" if comparison.ratio is None else text(comparison.ratio)
     if comparison.lo is None or comparison.hi is None:
         return ratio, "-"
-    return ratio, f"[{comparison.lo:.3f}, {comparison.hi:.3f}]"
+    return ratio, f"[{text(comparison.lo)}, {text(comparison.hi)}]"

@@ -8,18 +8,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from commbench.cases import OWN
 from commbench.registry import unknown_name
 from commbench.schedules.catalogue import ALGORITHMS, build, buildable, pieces_for
 from commbench.schedules.schedule import Schedule
 
-OWN = "own:"
 MOST_GIVEN_PIECES = 1024
 _NAME = re.compile(r"^own:(?P<algorithm>[a-z_]+)(?:/(?P<pieces>[1-9][0-9]*))?$")
-
-
-def is_own(name: str) -> bool:
-    """Whether a case's algorithm is one of commbench's own."""
-    return name.startswith(OWN)
 
 
 def parse_own(name: str) -> tuple[str, int | None]:

@@ -23,7 +23,7 @@ CONFIDENCE = 0.99  # so that at most one comparison in a hundred where nothing c
 MIN_EFFECT = 0.02
 LEAST_PAIRS = 8  # that give an interval at 99 %
 _LABELLINGS = 6_500  # all are gone through up to so many (7 and 8 launches), else so many are drawn
-_CLIP = 3.0  # robust standard deviations from the median beyond which a launch counts no more
+_CLIP = 1.5  # robust standard deviations from the median beyond which a launch counts no more: as of Huber
 _STEPS = 26  # of bisection: to 1e-8 of the range of the logs
 _MOST_NEEDED = 1000
 
@@ -183,7 +183,7 @@ def _judge(
     else:
         verdict = Verdict.UNCLEAR
         needed = _needed(first, second, shifts[1], paired, level, least)
-        reason = f"{lo:.3f} to {hi:.3f} leaves it open" + _so_many(needed)
+        reason = "undecided" + _so_many(needed)
     return Comparison(
         verdict=verdict, reason=reason, launches=(len(first), len(second)), ratio=ratio, lo=lo, hi=hi, level=level,
         needed=needed,

@@ -158,8 +158,8 @@ class Auto:
         """Whether no more launches are wanted; ``per_case_values``: case -> medians, in the order of the launches.
 
         A case is done when its interval is within the precision, and was before the last launch as well: to stop at
-        the first narrow one takes the lucky ones, which cover 92 to 94 % instead of 95 (simulated; with this rule 94.5
-        to 96 %).
+        the first narrow one takes the lucky ones, which cover 92 to 94 % instead of 95 (simulated; with this rule 94 to
+        97 %).
         """
         counts = [len(values) for values in per_case_values.values()]
         return min(counts, default=0) >= self.most or all(self._done(values) for values in per_case_values.values())

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commbench.records import HOSTS, LAUNCHES, POINTS, SAMPLES, SCHEMA, Point, finite
+from commbench.records import CLOCK, HOSTS, LAUNCHES, POINTS, SAMPLES, SCHEMA, Point, finite
 
 
 class StoreError(OSError):
@@ -121,6 +121,15 @@ class LaunchWriter:
         if stamps is not None:
             self._samples(stamps)
         self._count += 1
+
+    def clock_fit(self, fit: dict[str, Any]) -> None:
+        """One line of ``clock.jsonl``: how clocks were taken to the common one from a time on. Raises StoreError."""
+        file = self._directory / CLOCK
+        try:
+            with open(file, "ab") as stream:
+                stream.write(json.dumps(finite(fit), separators=(",", ":"), allow_nan=False).encode() + b"\n")
+        except OSError as error:
+            raise StoreError(f"cannot write {file} ({error.strerror})") from None
 
     def _samples(self, stamps: NDArray[np.int64]) -> None:
         file = self._directory / SAMPLES / f"{self._count}.npy"

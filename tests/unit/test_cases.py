@@ -161,6 +161,17 @@ def test_every_combination_once_with_sizes_ascending_within() -> None:
     assert {one.reduce_op for one in cases if one.collective == "broadcast"} == {None}
 
 
+def test_executions_are_cases_of_their_own_and_in_the_title() -> None:
+    layout = Layout(hosts=("a", "a"))
+    sweep = Sweep(backends=("nccl",), collectives=("all_reduce",), sizes=(8,), timings=("streamed",))
+    (eager,) = sweep.expand(layout)
+    found = dataclasses.replace(sweep, executions=("eager", "graph")).expand(layout)
+    assert [case.execution for case in found] == ["eager", "graph"]
+    assert found[0] == eager
+    assert eager.case_id == found[0].case_id != found[1].case_id
+    assert found[1].title == eager.title + " graph" == "nccl all_reduce 8 B float32 sum out streamed graph"
+
+
 def test_kinds_of_buffers_are_cases_of_their_own() -> None:
     cases = expand(collectives=("all_reduce",), sizes=(64, 128), buffers=("plain", "symmetric"))
     assert [(one.buffers, one.bytes) for one in cases] == [

@@ -8,13 +8,13 @@ from functools import lru_cache
 from itertools import chain
 
 from commbench.backends.forcing import LIBRARY, model_of
-from commbench.cases import Case
+from commbench.cases import Case, is_own
 from commbench.models import Links, predict, predict_schedule
 from commbench.models.prediction import MOST_SIMULATED
 from commbench.report.explain.evidence import Spot
 from commbench.schedules import leaving
 from commbench.schedules.catalogue import ALGORITHMS, build, buildable
-from commbench.schedules.own import is_own, own_schedule
+from commbench.schedules.own import own_schedule
 from commbench.schedules.schedule import Schedule, ScheduleError
 
 Played = tuple[Schedule, tuple[int, ...]]

@@ -24,6 +24,10 @@ _DEFAULTS = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": "slot:OVERSUBSCRIBE",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
+    # mpirun would wait six minutes for a host that was cut off; commbench, which names it, needs its deadline.
+    "PRTE_MCA_oob_tcp_keepalive_time": "20",
+    "PRTE_MCA_oob_tcp_keepalive_intvl": "5",
+    "PRTE_MCA_oob_tcp_keepalive_probes": "3",
     # UCX takes hosts with one kernel for one machine, and goes around the network or prints errors.
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_osc": "^ucx",

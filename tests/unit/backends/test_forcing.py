@@ -207,7 +207,12 @@ def test_names_of_nccl() -> None:
     ("name", "backends", "collectives", "says"),
     [
         ("rnig", ("mpi",), ("all_reduce",), "unknown algorithm 'rnig': did you mean 'ring'"),
-        ("ring", ("gloo",), ("all_reduce",), "can be forced on mpi, nccl and nccl_raw only, not on gloo: add --backend mpi"),
+        (
+            "ring",
+            ("gloo",),
+            ("all_reduce",),
+            "can be forced on mpi, nccl and nccl_raw only, not on gloo: add --backend mpi",
+        ),
         ("tree", ("mpi", "gloo"), ("all_reduce",), "can be forced on nccl and nccl_raw only, not on mpi or gloo"),
         ("pairwise", ("mpi",), ("all_reduce",), "'pairwise' is one of all_to_all, not of all_reduce"),
     ],

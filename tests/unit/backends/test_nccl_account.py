@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commbench.backends import why_not_graph
 from commbench.backends.base import BackendError, Context
 from commbench.backends.forcing import Chosen
 from commbench.backends.nccl_account import Gpu, NcclAccount, device_number
@@ -79,6 +80,14 @@ def with_graphs(graphs: str, version: int = VERSION) -> tuple[float | None, str 
     found = made.estimate(case(), (0, 1)), made.settings().get("nccl graphs")
     made.close()
     return found
+
+
+def test_only_a_device_launches_graphs() -> None:
+    assert why_not_graph(case(execution="graph")) is None
+    assert why_not_graph(case(backend="mpi")) is None
+    assert why_not_graph(case(backend="mpi", algorithm="own:ring", execution="graph")) == (
+        "mpi works on the host, and only a device launches graphs"
+    )
 
 
 # -- the estimate ----------------------------------------------------------------------------------

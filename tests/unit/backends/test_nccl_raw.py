@@ -529,6 +529,10 @@ def test_ranks_share_a_gpu_only_if_nccl_is_told_so(world: World, monkeypatch: py
     assert taints == ["several ranks on one GPU: no timing"] * 2
 
 
+def test_it_names_the_gpu_that_is_to_be_watched(world: World) -> None:
+    assert world.run(2, lambda backend: backend.gpu()) == ["00" * 16, "01" * 16]
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

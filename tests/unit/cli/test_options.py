@@ -51,6 +51,7 @@ KEYS: list[tuple[str, str, str, Any]] = [
     ("group", '"pair:0-1,node"', "group", ("pair:0-1", "node")),
     ("root", "1", "root", 1),
     ("timing", '"streamed"', "timing", ("streamed",)),
+    ("execution", '["eager", "graph"]', "execution", ("eager", "graph")),
     ("precision", '"5%"', "precision", 0.05),
     ("precision", "0.05", "precision", 0.05),
     ("max_time", '"300ms"', "max_time", 0.3),
@@ -111,12 +112,16 @@ def test_which_algorithms_there_are_depends_on_the_collectives(tmp_path: Path) -
     }  # fmt: skip
     assert ("all_gather", "own:dissemination") in sweep.left_out
     assert ("all_gather", "own:ring") not in sweep.left_out
-    with pytest.raises(UsageError, match="--algorithm: no own:ring for barrier, it is for .*: known are own:dissemination"):
+    with pytest.raises(
+        UsageError, match="--algorithm: no own:ring for barrier, it is for .*: known are own:dissemination"
+    ):
         read_options(None, {"collective": "barrier", "algorithm": "own:ring"})
     with pytest.raises(UsageError, match="--collective: unknown collective 'allreduce'"):
         read_options(None, {"collective": "allreduce", "algorithm": "own:ring"})
     file = toml(tmp_path, 'collective = "gather"\nalgorithm = ["own:ring"]\n')
-    with pytest.raises(UsageError, match="algorithm: no own:ring for gather, it is for .*: known are own:binomial_tree"):
+    with pytest.raises(
+        UsageError, match="algorithm: no own:ring for gather, it is for .*: known are own:binomial_tree"
+    ):
         read_options(file, {})
 
 

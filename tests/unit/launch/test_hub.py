@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from commbench.launch.hub import Exit, Hub, WorldError
+from commbench.launch.hub import Exit, Hub
 from commbench.launch.judge import Outcome
 from commbench.launch.network import LOOPBACK, listen
+from commbench.launch.place import WorldError
 from commbench.launch.wire import Reader, pack
 
 TOKEN = "secret"

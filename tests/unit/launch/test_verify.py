@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 import pytest
 
-from commbench.launch.hub import WorldError
+import commbench.launch.verify as verification
+from commbench.launch.place import Place, WorldError
 from commbench.launch.verify import verify
 
 
@@ -46,3 +48,9 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], line: str) -> None:
 def test_fewer_hosts_than_asked_for() -> None:
     with pytest.raises(WorldError, match=r"^3 hosts were asked for and the ranks are on 2 \(n0, n1\)"):
         verify([hello(rank) for rank in range(4)], nodes=3)
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    place = Place(rank=0, world=1, local_rank=0, local_world=1, launcher="commbench")
+    versions = verification.hello(place)["versions"]
+    assert {name: importlib.metadata.version(name) for name in versions} == versions

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commbench.measure.clock import CommonClock, OneClock, now_ns
 from commbench.measure.data import Pattern
 from commbench.measure.loop import Measured, Settings, _Head, measure
 from commbench.measure.operation import Operation
@@ -46,7 +47,8 @@ class Bench:
     def run(
         self, name: str = "all_reduce", *, world: int = 2, groups: tuple[tuple[int, ...], ...] | None = None,
         sets: int = 4, streamed: bool = False, rule: StoppingRule = RULE, pattern: type[Pattern] = Pattern,
-        options: Callable[[int], dict[str, Any]] = lambda group: {}, barrier: bool = False, common: bool = True,
+        options: Callable[[int], dict[str, Any]] = lambda group: {}, barrier: bool = False,
+        clock: Callable[[int], CommonClock] | None = lambda rank: OneClock(),
         counters: dict[int, Callable[[], int]] | None = None,
     ) -> Seen:  # fmt: skip
         groups = groups or (tuple(range(world)),)
@@ -65,7 +67,7 @@ class Bench:
                     _noted(mine.operation(rank, data, index), index, control, calls[rank]) for index in range(sets)
                 ]
             settings = Settings(
-                streamed=streamed, rule=rule, deadline_s=30.0, common_clock=common, spin=False,
+                streamed=streamed, rule=rule, deadline_s=30.0, clock=clock(rank) if clock else None, spin=False,
                 barrier=_door(doors) if barrier else None, count_sent=counters is not None,
                 sent_bytes=(counters or {}).get(rank),
             )  # fmt: skip
@@ -159,11 +161,87 @@ def test_streamed_batches_make_up_the_number(bench: Bench, iterations: int, batc
 
 
 def test_without_a_common_clock_the_barrier_starts_and_durations_count(bench: Bench) -> None:
-    found = bench.run(barrier=True, common=False).found
+    found = bench.run(barrier=True, clock=None).found
     assert found.start == "barrier"
     durations = (found.stamps[:, :, 1] - found.stamps[:, :, 0]) / 1e9
     np.testing.assert_allclose(found.iterations.time, durations.max(axis=0))
     assert found.kept.all()
+
+
+# -- clocks that differ ------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class FarClock(OneClock):
+    """All ranks read one clock that is far from the common one; ``error`` is what it says of itself."""
+
+    several = True
+    ahead_ns: int = 10**16
+    error: float = 1e-6
+    ages: list[bool] = field(default_factory=list)
+    refits: list[int] = field(default_factory=list)
+
+    def now_ns(self) -> int:
+        return super().now_ns() + self.ahead_ns
+
+    def to_mine(self, common_ns: Any) -> Any:
+        return np.asarray(common_ns) - self.ahead_ns
+
+    def to_common(self, mine_ns: Any) -> Any:
+        return np.asarray(mine_ns) + self.ahead_ns
+
+    def error_s(self, members: Any) -> float:
+        return self.error * len(members)
+
+    def due(self) -> bool:
+        return self.ages.pop(0) if self.ages else False
+
+    def refit(self, iteration: int = 0) -> None:
+        self.refits.append(iteration)
+
+
+def test_starts_and_stamps_are_the_common_clocks(bench: Bench) -> None:
+    before = now_ns()
+    found = bench.run(
+        world=3, groups=((0, 2),), clock=lambda rank: FarClock(), barrier=True, options=lambda g: SLOW
+    ).found
+    after = now_ns()
+    assert found.start == "clock"
+    assert found.note is None
+    mine = found.stamps[[0, 2]] - 10**16
+    assert before < mine.min() <= mine.max() < after
+    assert not found.stamps[1].any()  # a rank that takes no part has zeros, not times
+    np.testing.assert_allclose(found.iterations.time, (mine[:, :, 1].max(axis=0) - mine[:, :, 0].max(axis=0)) / 1e9)
+    np.testing.assert_allclose(found.iterations.skew, np.ptp(mine[:, :, 0], axis=0) / 1e9)
+    assert found.clock_error_s == 2e-6  # of its group of two
+
+
+def test_a_clock_that_is_not_sure_enough_gives_way_to_the_barrier(bench: Bench) -> None:
+    """3 ms an operation: 0.5 ms may not be known. The first round, which has shown that, does not count."""
+    clocks = [FarClock(error=2.5e-4) for _ in range(2)]
+    seen = bench.run(sets=4, clock=clocks.__getitem__, barrier=True, options=lambda group: SLOW)
+    found = seen.found
+    assert (found.start, found.clock_error_s) == ("barrier", 5e-4)
+    assert found.note is not None
+    assert found.note.startswith("started behind a barrier: hosts' clocks may be 500 us apart, more than a tenth of 3.")
+    assert (seen.inside(0), found.stamps.shape) == (44, (2, 40, 2))
+    durations = (found.stamps[:, :, 1] - found.stamps[:, :, 0]) / 1e9
+    np.testing.assert_allclose(found.iterations.time, durations.max(axis=0))
+    assert found.kept.all()
+    assert (found.wrong, found.stop) == (0, "iterations")
+
+
+def test_streamed_batches_start_by_the_clock_however_unsure(bench: Bench) -> None:
+    found = bench.run(streamed=True, clock=lambda rank: FarClock(error=1.0), barrier=True).found
+    assert (found.start, found.note, found.clock_error_s) == ("clock", None, 2.0)
+    assert (found.stamps > 10**16).all()
+
+
+def test_clocks_are_fitted_again_when_they_are_due_and_on_all_ranks(bench: Bench) -> None:
+    clocks = [FarClock(ages=[False, True, False, True] if rank == 0 else []) for rank in range(2)]
+    found = bench.run(sets=4, clock=clocks.__getitem__, options=lambda group: SLOW).found
+    assert found.stop == "iterations"
+    assert clocks[0].refits == clocks[1].refits == [4, 12]  # before the second and the fourth round of four
 
 
 # -- when to stop ----------------------------------------------------------------------------------
@@ -198,19 +276,19 @@ def test_no_time_left_still_gives_a_measurement(bench: Bench) -> None:
         assert found.verified >= 1
 
 
-def head(rule: StoppingRule, sets: int = 10) -> _Head:
+def head(rule: StoppingRule, sets: int = 10, clock: CommonClock | None = None) -> _Head:
     """Rank 0's side of an isolated case on two ranks, fed with stamps."""
-    settings = Settings(streamed=False, rule=rule, deadline_s=30.0, common_clock=True, spin=True)
+    settings = Settings(streamed=False, rule=rule, deadline_s=30.0, spin=True, clock=clock or OneClock())
     return _Head(settings=settings, groups=((0, 1),), sets=sets, repeatable=True, estimate_s=1e-4, checkable=False)
 
 
-def learn(one: _Head, times_us: list[float], skews_us: list[float]) -> None:
+def learn(one: _Head, times_us: list[float], skews_us: list[float], ahead_ns: int = 1000) -> None:
     """A round: rank 0 starts at 0 and rank 1 ``skew`` later, which both leave ``time`` after that."""
     pairs = list(zip(times_us, skews_us, strict=True))
     ends = [1000 * (time + skew) for time, skew in pairs]
     first = np.array([(0, end) for end in ends], dtype=np.int64)
     second = np.array([(1000 * skew, end) for (_, skew), end in zip(pairs, ends, strict=True)], dtype=np.int64)
-    value = {"wrong": 0, "timed_s": 1e-3, "check_s": 0.0, "host_s": None}
+    value = {"wrong": 0, "timed_s": 1e-3, "check_s": 0.0, "host_s": None, "ahead_ns": ahead_ns}
     one.learn(
         {"count": len(pairs), "sets": len(pairs), "check": []}, [(value, first.tobytes()), (value, second.tobytes())]
     )
@@ -228,6 +306,26 @@ def test_iterations_that_do_not_count_do_not_make_it_precise() -> None:
         assert steady.plan()["stop"] is None
         learn(steady, [145.0] * 10, [0.0] * 10)
     assert steady.plan()["stop"] == "precision"
+
+
+def test_what_the_clock_may_be_off_by_is_no_late_start() -> None:
+    one = head(replace(RULE, iterations=1000), clock=FarClock(error=1.5e-6))
+    learn(one, [10.0] * 4, [2.9, 3.1, 0.5, 2.0])  # a tenth of the time is 1 us, the clock of two ranks may be 3 us off
+    found = one.result("budget", None, 1e-7)
+    assert found.kept.tolist() == [True, False, True, True]
+    assert not found.late_starts
+
+
+def test_a_start_that_was_heard_of_too_late_is_set_further_ahead() -> None:
+    one = head(RULE)
+    leads = [one.plan()["lead_ns"]]
+    for ahead_ns in [-5_000] * 10 + [5_000] * 80:
+        learn(one, [100.0] * 4, [0.0] * 4, ahead_ns)
+        leads.append(one.plan()["lead_ns"])
+    assert leads[0] == 400_000  # 0.3 ms, and 50 us for each of two ranks that spin
+    assert leads[:4] == [400_000, 800_000, 1_600_000, 3_200_000]
+    assert max(leads) == leads[10] == 20_000_000
+    assert leads[-1] == 400_000
 
 
 def test_late_starts_make_room_until_it_does_not_help() -> None:
@@ -408,8 +506,8 @@ def test_groups_run_at_once_and_the_slowest_is_reported(bench: Bench, streamed: 
 def test_ranks_outside_all_groups_keep_step(bench: Bench, streamed: bool, barrier: bool) -> None:
     """Rank 0 decides for a group that it is not in: the data are checked all the same."""
     seen = bench.run(
-        "all_gather", world=4, groups=((1, 3),), streamed=streamed, barrier=barrier, common=not barrier,
-        options=lambda group: SLOW,
+        "all_gather", world=4, groups=((1, 3),), streamed=streamed, barrier=barrier,
+        clock=None if barrier else lambda rank: OneClock(), options=lambda group: SLOW,
     )  # fmt: skip
     found = seen.found
     assert found.stop == "iterations"

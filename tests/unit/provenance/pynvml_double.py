@@ -42,7 +42,7 @@ class Gpu:
         self.reasons = 0
         self.peers: dict[tuple[int, int], int] = {}  # by (number of the other, index of the capability)
         self.ancestors: dict[int, int] = {}
-        self.fabric: tuple[int, int] | None = None  # state, clique
+        self.fabric: tuple[int, int, int] | None = None  # state, clique, health mask
         self.answers: dict[str, Any] = {
             "Name": "Example GPU", "VbiosVersion": "96.00.89.00.01", "PowerUsage": 123_456,
             "EnforcedPowerLimit": 700_000, "PerformanceState": 0, "PersistenceMode": 1, "ComputeMode": 3,
@@ -256,7 +256,7 @@ class Nvml:
             raise NVMLError(NOT_SUPPORTED)
         # The module hands on what it gets: by value, the driver would write nowhere.
         info = ctypes.cast(gpuFabricInfo, ctypes.POINTER(FabricInfo)).contents
-        info.state, info.cliqueId = device.fabric
+        info.state, info.cliqueId, info.healthMask = device.fabric
         return 0
 
     def nvmlDeviceGetP2PStatus(self, device1: Gpu, device2: Gpu, p2pIndex: int) -> int:

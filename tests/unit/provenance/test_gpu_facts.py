@@ -150,7 +150,7 @@ def test_a_gpu_and_its_units(install: Any, tmp_path: Path) -> None:
         (165, 0): 1,
         (165, 1): 0,
     }
-    nvml = install(double.Gpu(0, values=values, links=["switch", None], reasons=0x4 | 0x1, fabric=(3, 7)))
+    nvml = install(double.Gpu(0, values=values, links=["switch", None], reasons=0x4 | 0x1, fabric=(3, 7, 0b0110)))
     found = collect_gpus(tmp_path)
     assert found is not None
     assert (found["driver"], found["nvml"]) == ("570.86.10", "12.570.86.10")
@@ -169,13 +169,13 @@ def test_a_gpu_and_its_units(install: Any, tmp_path: Path) -> None:
             {"link": 1, "up": False, "version": "4.0", "remote": None, "remote_type": None,
              "errors": {"replay": 4, "crc": 1}},
         ],
-        "fabric": {"state": "completed", "status": 0, "clique": 7, "health_mask": 0},
+        "fabric": {"state": "completed", "status": 0, "clique": 7, "health_mask": 6},
     }  # fmt: skip
     assert state.pop("monotonic_s") > 0
     assert state == {
         "reasons": ["idle", "sw_power_cap"], "throttled_ns": {"sw_power_cap": 5_000_000, "hw_thermal": 9},
         "ecc_uncorrected": 0, "remap_pending": False, "remap_failed": False, "pcie_replays": 2, "pcie_width": 16,
-        "pcie_max_width": 16, "links_up": [0], "link_errors": {"replay": 7, "crc": 1},
+        "pcie_max_width": 16, "links_up": [0], "link_errors": {"replay": 7, "crc": 1}, "fabric_degraded": False,
     }  # fmt: skip
     assert nvml.users == 0
     assert "1111-2222" not in json.dumps(found)
@@ -202,6 +202,18 @@ def test_what_a_device_does_not_have_is_none_and_what_fails_says_so(install: Any
     assert (facts["state"]["remap_pending"], facts["state"]["links_up"]) == (None, [])
     assert facts["pcie"]["width"] == {"error": "NVMLError: GPU is lost"}
     assert facts["power_limit_W"] == pytest.approx(700)
+
+
+@pytest.mark.parametrize(("mask", "degraded"), [(0b1000, None), (0b1001, True), (0b1010, False)])
+def test_a_fabric_says_whether_it_gives_less(install: Any, mask: int, degraded: bool | None) -> None:
+    pynvml = pytest.importorskip("pynvml")
+    assert (
+        pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE,
+        pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_FALSE,
+    ) == (1, 2)
+    assert pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW == 0
+    install(double.Gpu(0, fabric=(3, 7, mask)))
+    assert (collect_gpus() or {})["devices"][0]["state"]["fabric_degraded"] is degraded
 
 
 def test_numbers_that_nvml_does_not_know(install: Any) -> None:
@@ -277,6 +289,6 @@ def test_a_part_of_a_gpu_is_watched_as_the_whole(install: Any) -> None:
 def test_a_device_that_nvml_does_not_know(install: Any) -> None:
     nvml = install(double.Gpu(0))
     watch = GpuWatch("0000:ff:00.0")
-    assert watch.why_not == "LookupError: NVML knows no device 0000:ff:00.0"
+    assert watch.why_not == "LookupError: NVML knows no such device"
     assert watch.state() is None
     assert nvml.users == 0

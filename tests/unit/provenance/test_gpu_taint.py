@@ -133,6 +133,11 @@ def test_rows_of_memory() -> None:
     assert between({"remap_pending": None}, {"remap_pending": None}) is None
 
 
+def test_a_fabric_that_gives_less() -> None:
+    assert between({}, {"fabric_degraded": True}) == "reduced bandwidth of the NVLink fabric"
+    assert between({}, {"fabric_degraded": False}) is None
+
+
 def test_a_narrow_slot_and_links_that_went_down() -> None:
     assert between({}, {"pcie_width": 8}) == "PCIe x8 instead of x16"
     assert between({}, {"pcie_width": None}) is None
@@ -148,6 +153,7 @@ def test_a_driver_that_fails_meanwhile() -> None:
     lost = {"ecc_uncorrected": {"error": "NVMLError: GPU is lost"}}
     assert between({}, lost) == "the driver fails: NVMLError: GPU is lost"
     assert between(lost, lost) is None
+    assert between({"reasons": {"error": "x"}}, {"reasons": {"error": "x"}, **lost}) == between({}, lost)
 
 
 _COUNTS = st.dictionaries(st.sampled_from(["thermal", "sw_power_cap", "idle"]), st.integers(0, 2**63))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commbench.records import COLUMNS, SCHEMA, Point
-from commbench.report.frame import find_run, from_points, load, read_run, summarise, taint_line
+from commbench.report.frame import find_run, from_points, load, read_launches, read_run, summarise, taint_line
 
 RUN = "20250102T030405Z-00000000000000aa"
 
@@ -113,6 +113,33 @@ def test_a_file_without_points_is_an_empty_frame(tmp_path: Path) -> None:
     assert len(frame) == 0
     assert tuple(frame.columns) == COLUMNS
     assert len(summarise(frame)) == 0
+
+
+def test_launch_cv_is_the_deviation_of_the_launches_medians_over_their_mean() -> None:
+    # Medians 1, 2 (of two passes 1.5 and 2.5) and 3: deviation 1, mean 2.
+    frame = frame_of(
+        point(time_s=1.0), point(launch=1, time_s=1.5), point(launch=1, time_s=2.5, pass_index=1),
+        point(launch=2, time_s=3.0), point(case_id="c2", bytes=8, time_s=1.0), point(launch=1, time_s=9.0, status="wrong"),
+    )  # fmt: skip
+    cases = summarise(frame)
+    assert cases["launch_cv"].iloc[0] == pytest.approx(0.5)
+    assert pd.isna(cases["launch_cv"].iloc[1])
+
+
+def test_variants_of_a_case_are_kept_apart() -> None:
+    frame = frame_of(*(point(launch=k, variant=name, time_s=t) for k, (name, t) in enumerate((("a", 1.0), ("b", 2.0)))))
+    cases = summarise(frame)
+    assert cases[["variant", "time_s", "launches"]].values.tolist() == [["a", 1.0, 1], ["b", 2.0, 1]]
+
+
+def test_what_is_said_of_launches(tmp_path: Path) -> None:
+    run = write_run(tmp_path, *[[point(launch=index)] for index in range(11)])
+    (run / "launches" / "10" / "manifest.json").write_text('{"seed": 5}')
+    (run / "launches" / "3" / "manifest.json").write_text("{cut sh")
+    found = read_launches(run)
+    assert list(found) == [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]
+    assert found[10] == {"seed": 5}
+    assert read_launches(tmp_path / "nowhere") == {}
 
 
 @pytest.mark.parametrize("tail", ['{"collective":"all_re', "\x00" * 40, '{"a":1}\n', "\n\n"])

@@ -56,7 +56,7 @@ def test_a_small_table_in_full() -> None:
            1M  1.00 ms  2.0%      1.05     1.57  1.97  0.79   3.15  50%  ring 20%  3 n1         0
         2M - 4M: skipped: needs 8 GB a rank
 
-        time: median, and the wider side of its interval, of iterations at 97.9 % confidence
+        time: median, and the wider side of its interval, of iterations (this launch alone) at 97.9 % confidence
         a  late starts: in most iterations the ranks did not start together, so the time holds some waiting
         """
     )
@@ -105,8 +105,20 @@ def test_launches_are_summarised_and_a_low_level_is_marked() -> None:
         *[point(launch=index, time_s=time) for index, time in enumerate((1e-3, 1.1e-3, 1.2e-3, 1.3e-3, 2e-3))]
     )
     assert "5 launches" in text.splitlines()[0]
-    assert text.splitlines()[2].split()[1:4] == ["1.20", "ms", "67%*"]
+    # Deviations from the mean 1.32 are -0.32, -0.22, -0.12, -0.02, 0.68: squares 0.628 over 4, 0.396 / 1.32 = 30.0 %.
+    assert text.splitlines()[1].split()[:4] == ["bytes", "time", "±", "cv"]
+    assert text.splitlines()[2].split()[1:5] == ["1.20", "ms", "67%*", "30.0%"]
     assert "of launches at 93.8 % confidence; * below 95 %" in text
+    assert "cv: standard deviation of the launches' medians, as a share of their mean" in text
+
+
+def test_variants_are_rows_of_their_own() -> None:
+    text = text_of(point(launch=0, variant="default"), point(launch=1, variant="tcp", time_s=2e-3))
+    assert [line.split()[:4] for line in text.splitlines()[1:4]] == [
+        ["bytes", "variant", "time", "±"], ["1K", "default", "1.00", "ms"], ["1K", "tcp", "2.00", "ms"],
+    ]  # fmt: skip
+    assert ", variant tcp," in text_of(point(variant="tcp")).splitlines()[0] + ","
+    assert "variant" not in text_of(point())
 
 
 def test_a_summary_can_be_printed_too() -> None:
@@ -200,8 +212,7 @@ def test_what_the_library_took_has_a_column_of_its_own() -> None:
         point(4096, protocol="ll"),
         point(8192),
     )
-    title, heading, *rows = text.splitlines()[:6]
-    assert "ll" not in title.split(",")[0]
+    _, heading, *rows = text.splitlines()[:6]
     assert heading.split()[-2:] == ["took", "wrong"]
     assert [row[heading.index("took") : heading.index("wrong")].split() for row in rows] == [
         ["tree:ll", "x8"], ["nvls:simple", "x16"], ["ll"], ["-"]
@@ -281,4 +292,4 @@ def test_a_soak_shows_how_times_moved_over_its_passes() -> None:
     assert lines_with(text, "passes,") == [
         "  all_reduce gloo 8 isolated: 4 passes, first 100 us, last 150 us (+50.0%), least 90.0 us, greatest 400 us"
     ]
-    assert "of passes at" in text
+    assert "of passes (this launch alone) at" in text

@@ -48,7 +48,9 @@ def test_names_are_checked_against_the_collectives() -> None:
     assert check_own("own:bruck/2", ("all_reduce", "all_gather")) == "own:bruck/2"
     with pytest.raises(ValueError, match="unknown algorithm 'own:brook': did you mean 'own:bruck'"):
         check_own("own:brook", ("all_gather",))
-    with pytest.raises(ValueError, match="no own:ring for barrier, it is for all_reduce, all_gather.*: known are own:dissemination$"):
+    with pytest.raises(
+        ValueError, match="no own:ring for barrier, it is for all_reduce, all_gather.*: known are own:dissemination$"
+    ):
         check_own("own:ring", ("barrier",))
 
 

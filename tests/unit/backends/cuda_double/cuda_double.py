@@ -90,7 +90,9 @@ def log_choice(call, sizes):
     The variables are read with the first message, and again only after a reset: the file is then begun anew.
     """
     if state.debug is None:
-        state.debug = {name: os.environ.get(name, "") for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")}
+        state.debug = {
+            name: os.environ.get(name, "") for name in ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
+        }
         if state.debug["NCCL_DEBUG"] == "INFO" and state.debug["NCCL_DEBUG_FILE"]:
             open(state.debug["NCCL_DEBUG_FILE"], "w").close()
     path, choice = state.debug["NCCL_DEBUG_FILE"], os.environ.get("COMMBENCH_TEST_CHOICE")

@@ -652,7 +652,12 @@ def modules(nccl4py=True):
         return {**found, "nccl": None}
     bindings = module("nccl.bindings.nccl", (*BINDINGS, UniqueId, NCCLError))
     package = module("nccl.bindings", (), nccl=bindings)
-    return {**found, "nccl": module("nccl", (), bindings=package), "nccl.bindings": package, bindings.__name__: bindings}
+    return {
+        **found,
+        "nccl": module("nccl", (), bindings=package),
+        "nccl.bindings": package,
+        bindings.__name__: bindings,
+    }
 
 
 def install():

@@ -1,0 +1,1 @@
+"""What intervals over launches are worth; scripts/launch_study is its command."""
