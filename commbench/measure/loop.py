@@ -317,7 +317,7 @@ class _Head:
         clock = self.settings.clock
         return {
             "stop": stop, "count": count, "sets": sets, "first": self.first,
-            "spacing_ns": int(spacing_s * 1e9), "lead_ns": int(self.lead_s * 1e9), "barrier": self.behind_barrier,
+            "spacing_ns": int(spacing_s * 1e9), "lead_ns": round(self.lead_s * 1e9), "barrier": self.behind_barrier,
             "refit": clock is not None and not self.behind_barrier and clock.due(),
             "check": self._choose(sets), "expected_s": count * spacing_s,
         }  # fmt: skip

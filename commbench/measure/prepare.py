@@ -37,8 +37,7 @@ def prepare(
     groups, ``make`` gives the backend's operation on fresh buffers and ``free_bytes`` what buffers may take on this
     rank. Raises RuntimeError where some ranks can and others cannot.
     """
-    sets = _sets(case)
-    refusal = _no_room(case, sets, control, free_bytes)
+    refusal = _no_room(case, _sets(case, repeatable=False), control, free_bytes)
     if refusal is not None:
         return Prepared(operations=[], refusal=refusal)
     pattern = None
@@ -64,8 +63,9 @@ def prepare(
         refusal = _refusal(case, _attempt(step), involved, control)
         if refusal is not None:
             return Prepared(operations=[], refusal=refusal)
+    repeatable: bool = control.agree(not operations or operations[0].repeatable, all)
     if pattern is not None:
-        operations += [make(pattern) for _ in range(sets - 1)]
+        operations += [make(pattern) for _ in range(_sets(case, repeatable=repeatable) - 1)]
     return Prepared(operations=operations, pattern=pattern)
 
 
@@ -109,12 +109,12 @@ def _no_room(case: Case, sets: int, control: Control, free_bytes: Callable[[], f
     return None if need <= have else f"needs {need / 1e9:.1f} GB a rank and {have / 1e9:.1f} GB is available"
 
 
-def _sets(case: Case) -> int:
+def _sets(case: Case, *, repeatable: bool) -> int:
     """How many buffer sets a case rotates through, the same on every rank."""
     set_bytes = 2 * case.bytes
     if case.timing == "streamed":
         # An operation that overwrites its input needs a set each: at least two make a stream.
-        return buffer_sets(set_bytes, case.cache, most=MAX_STREAMED_SETS, least=2)
+        return buffer_sets(set_bytes, case.cache, most=MAX_STREAMED_SETS, least=1 if repeatable else 2)
     return buffer_sets(set_bytes, case.cache)
 
 

@@ -107,12 +107,17 @@ def test_wrong_clocks_are_put_right(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert min(map(abs, apart)) > SECOND / 10
     (fit,) = bench.fits
     assert (found[0]["off"], found[0]["later"]) == (0, 0)
+    # Threads take turns, so that one way may always be slower than the other, by at most a round trip.
+    unseen_s = sum(told["round_trip_s"] for told in fit["clocks"]) / 2
     for rank, one in enumerate(found):
-        told = fit["clocks"][rank]
-        assert abs(one["off"]) <= one["stated"][rank] * 1e9 + 100 <= 1e6
-        assert abs(one["later"]) <= (one["stated"][rank] + told["drift_error"]) * 1e9 + 100
+        allowed_ns = (one["stated"][rank] + unseen_s) * 1e9
+        assert abs(one["off"]) <= allowed_ns <= 1e6
+        assert (
+            abs(one["later"])
+            <= allowed_ns + (fit["clocks"][rank]["drift_error"] + unseen_s / clock_sync.WINDOW_S) * 1e9
+        )
         # A common time is a time of everybody's true clock, and comes back as it was.
-        assert abs(one["mine"][0] - found[0]["mine"][0]) <= one["stated"][rank] * 1e9 + 100
+        assert abs(one["mine"][0] - found[0]["mine"][0]) <= allowed_ns
         assert max(abs(back) for back in (one["back"][0], one["back"][1] - SECOND)) <= 2
 
 
@@ -123,7 +128,8 @@ def test_ranks_of_a_host_share_its_model(bench: Bench) -> None:
         control.gather(None)
         true_ns = control.share(now_ns())
         errors = [clock.error_s(group) for group in ((0, 1), (2, 3), (0, 2))] if control.rank == 0 else None
-        return clock.clocks, int(clock.to_common(true_ns)) - true_ns, errors, dict(network.sent)
+        round_trip_ns = clock.told[1].round_trip_s * 1e9 if control.rank == 0 else None
+        return clock.clocks, int(clock.to_common(true_ns)) - true_ns, errors, dict(network.sent), round_trip_ns
 
     found = bench.run(["a", "a", "b", "b"], act)
     assert {clocks for clocks, *_ in found} == {((0, 1), (2, 3))}
@@ -131,7 +137,7 @@ def test_ranks_of_a_host_share_its_model(bench: Bench) -> None:
     assert found[2][1] == found[3][1]
     same, other, between = found[0][2]
     assert same == other == SAME_HOST_ERROR_S < between
-    assert abs(found[2][1]) <= between * 1e9
+    assert abs(found[2][1]) <= between * 1e9 + found[0][4] / 2
     talked = {pair for pair, count in found[0][3].items() if count}
     assert talked == {(2, 0), (0, 2), (0, 1), (2, 3)}
     assert found[0][3][0, 1] == found[0][3][2, 3] == 1
@@ -198,7 +204,7 @@ def test_a_clock_that_was_set_is_learnt_anew_and_told(as_ranks: Callable[..., li
         clock.refit()
         return quiet, clock
 
-    (quiet, clock), (_, other) = as_ranks(2, one)
+    (quiet, clock), _ = as_ranks(2, one)
     assert quiet is None
     assert (clock.fits, clock.off) == (2, 1)
     told = clock.told[1]
