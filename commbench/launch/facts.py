@@ -24,8 +24,13 @@ _PROCESSOR_FIELD = 38  # of /proc/PID/stat, from 0: the processor that the main 
 
 
 def rank_facts(root: Path = ROOT) -> dict[str, Any]:
-    """What this rank may run on, and where its main thread is now. What the system does not tell is left out."""
+    """What this rank may run on, where its main thread is now, and the most memory that it has had so far.
+
+    What the system does not tell is left out.
+    """
     found: dict[str, Any] = {"cores": short(os.sched_getaffinity(0))}
+    if peak := re.search(r"^VmHWM:\s+(\d+) kB", read(root, "proc/self/status") or "", re.MULTILINE):
+        found["peak_bytes"] = int(peak[1]) * 1024
     stat = (read(root, "proc/self/stat") or "").rpartition(")")[2].split()
     # The name, which may hold spaces, and the number before it are gone.
     if len(stat) > _PROCESSOR_FIELD - 2:

@@ -224,14 +224,26 @@ def test_a_soak_measures_the_same_cases_again_and_again(tmp_path: Path) -> None:
     assert read(path / "end.json")["points"] == {"ok": len(frame)}
 
 
+def test_a_rank_takes_three_messages_of_memory_at_most(tmp_path: Path) -> None:
+    size = 192 << 20
+    frame, path, _ = run(
+        tmp_path, "--backend", "gloo", "--collective", "all_reduce,all_gather,reduce_scatter", "--sizes", "192M",
+        "--iters", "2",
+    )  # fmt: skip
+    assert frame["status"].eq("ok").all()
+    facts = read(path / "launches" / "0" / "manifest.json")["facts"]
+    for rank in range(2):
+        assert size < facts[f"rank{rank}.peak_bytes_end"] <= 3 * size + (300 << 20)
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["mpi", "gloo"])
-def test_many_more_ranks_than_cores(tmp_path: Path, backend: str) -> None:
-    """Slow to start (32 times torch on a machine's few cores), and it must come to its end all the same."""
+@pytest.mark.parametrize(("backend", "ranks"), [("mpi", 64), ("gloo", 32)])
+def test_many_more_ranks_than_cores(tmp_path: Path, backend: str, ranks: int) -> None:
+    """Slow to start (so many times torch on a machine's few cores), and it must come to its end all the same."""
     frame, _, _ = run(
-        tmp_path, "--backend", backend, "--ranks", "32", "--collective", "all_reduce", "--sizes", "1K", "--iters", "10",
+        tmp_path, "--backend", backend, "--ranks", str(ranks), "--collective", "all_reduce", "--sizes", "1K", "--iters", "10",
         timeout=280,
     )  # fmt: skip
     assert frame["status"].eq("ok").all()
-    assert set(frame["ranks"]) == {32}
+    assert set(frame["ranks"]) == {ranks}
     assert frame["wrong"].eq(0).all()

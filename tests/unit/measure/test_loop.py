@@ -225,7 +225,7 @@ def test_a_clock_that_is_not_sure_enough_gives_way_to_the_barrier(bench: Bench) 
     assert found.note is not None
     assert "started behind a barrier: hosts' clocks may be 1.00 ms apart, more than a tenth of " in found.note
     assert found.stamps.shape == (2, 40, 2)
-    assert seen.inside(0) == 40 + len([first for first, _ in seen.calls[0] if first < min(seen.calls[0])[0] + 4])
+    assert 41 <= seen.inside(0) <= 44
     durations = (found.stamps[:, :, 1] - found.stamps[:, :, 0]) / 1e9
     np.testing.assert_allclose(found.iterations.time, durations.max(axis=0))
     assert found.kept.all()
