@@ -21,13 +21,10 @@ from commbench.launch.startup import startup_s
 from commbench.launch.verify import hello
 
 if TYPE_CHECKING:
+    from commbench.algorithms.library import Library
     from commbench.backends.base import Backend
-    from commbench.backends.forcing import Chosen
     from commbench.measure.clock import CommonClock
-    from commbench.measure.data import Pattern
-    from commbench.measure.operation import Operation
     from commbench.measure.point import Setting
-    from commbench.measure.prepare import Prepared
     from commbench.models import Links
     from commbench.provenance.gpu_taint import GpuWatch
 
@@ -383,6 +380,7 @@ class _Worker:
     # -- a case --------------------------------------------------------------------------------
 
     def _measure_one(self, backend: Backend, index: int, case: Case, setting: Setting) -> None:
+        from commbench.algorithms.library import Library
         from commbench.algorithms.model import model
         from commbench.backends.forcing import Chosen, read_back
         from commbench.launch.facts import gather_disturbances
@@ -397,9 +395,12 @@ class _Worker:
         client.expect(self.sweep.deadline_s, f"preparing {case.title}")
         started = utc_now()
         groups = group_members(case.group, self.layout)
-        reason = case.skip or self._why_not(backend, case, groups)
+        library = Library(
+            backend=backend, control=client, layout=self.layout, seed=self.sweep.seed, unforced=self.unforced
+        )
+        reason = case.skip or library.why_not(case, groups)
         backend.chosen(case, None)  # what was chosen before is not this case's
-        prepared = Prepared(operations=[], refusal=reason) if reason else self._prepare(backend, case, groups)
+        prepared = Prepared(operations=[], refusal=reason) if reason else library.prepare(case, groups)
         if prepared.refusal is not None:
             if client.rank == 0:
                 self._record(skipped(case, prepared.refusal, setting, started))
@@ -407,13 +408,14 @@ class _Worker:
         before = disturbances(of_host=self._speaks)
         gpu = self.watch.state() if self.watch else None
         found = measure(
-            prepared.operations, prepared.pattern, client, self._settings(backend, case), groups, case.title
+            prepared.operations, prepared.pattern, client, self._settings(library, case), groups, case.title
         )
         disturbed = gather_disturbances(client, before, self.watch.taint(gpu) if self.watch else None)
-        chosen = self._chosen(backend, case, prepared.operations)
+        client.expect(self.sweep.deadline_s, f"asking what was chosen for {case.title}")
+        chosen = library.chosen(case, prepared.operations)
         if found is not None:
             used, otherwise = (Chosen(), None) if chosen is None else read_back(case.algorithm, chosen)
-            note = "; ".join(filter(None, (otherwise, self._note(backend, case), found.note))) or None
+            note = "; ".join(filter(None, (otherwise, library.note(case), found.note))) or None
             point = measured_point(
                 case, found, self._tainted(setting, disturbed["tainted"]), started_utc=started, note=note, used=used,
                 model=model(case, setting.backend_settings),
@@ -433,74 +435,7 @@ class _Worker:
         both = filter(None, (setting.tainted, joined(reasons, self.layout.hosts)))
         return replace(setting, tainted="; ".join(both))
 
-    def _why_not(self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]) -> str | None:
-        from commbench.algorithms import executor
-        from commbench.backends import forcing, why_not_buffers, why_not_graph
-
-        if reason := why_not_buffers(case) or why_not_graph(case):
-            return reason
-        if is_own(case.algorithm):
-            return executor.why_not(case, groups, self.layout.host_of, backend)
-        reason = None
-        if forcing.is_forced(case.algorithm):
-            reason = forcing.why_not(case.backend, case.collective, case.algorithm) or self.unforced[case.collective]
-        return reason or backend.why_not(case)
-
-    def _chosen(self, backend: Backend, case: Case, operations: list[Operation]) -> list[Chosen] | None:
-        """What the library says that it takes, on any rank; None where it does not tell."""
-        from commbench.backends.forcing import Chosen
-
-        if is_own(case.algorithm):
-            return None
-        self.client.expect(self.sweep.deadline_s, f"asking what was chosen for {case.title}")
-        found = backend.chosen(case, operations[0] if operations else None)
-        if found is None:
-            return None
-        every = self.client.agree(found, lambda each: sorted({tuple(one) for part in each for one in part}, key=str))
-        return [Chosen(*one) for one in every]
-
-    def _note(self, backend: Backend, case: Case) -> str | None:
-        from dataclasses import replace
-
-        from commbench.algorithms import executor
-        from commbench.backends import forcing
-
-        if not is_own(case.algorithm):
-            forced = forcing.note_of(case.backend, case, backend.settings())
-            return "; ".join(filter(None, (forced, backend.note(case)))) or None
-        # What is to be said of the library's messages holds for what is made of them.
-        notes = (backend.note(replace(case, collective="send_recv")), executor.note(case))
-        return "; ".join(filter(None, notes)) or None
-
-    def _prepare(self, backend: Backend, case: Case, groups: tuple[tuple[int, ...], ...]) -> Prepared:
-        from commbench.algorithms.executor import Executor
-        from commbench.measure.prepare import host_memory, prepare
-
-        backend.join(groups)
-        members = next((group for group in groups if self.client.rank in group), None)
-        per_host = max(len(ranks) for ranks in self.layout.by_host())
-
-        executor: Executor | None = None
-
-        def make(pattern: Pattern) -> Operation:
-            nonlocal executor
-            assert members is not None
-            if not is_own(case.algorithm):
-                return backend.operation(case, members, pattern)
-            # Its sets of buffers share one executor.
-            if executor is None:
-                executor = Executor(case, members, self.layout.host_of, backend.messenger(members))
-            return executor.operation(pattern, members.index(self.client.rank))
-
-        def free_bytes() -> float:
-            # A device's buffers have as many copies on the host.
-            device = backend.device_memory()
-            mine = host_memory() / per_host
-            return mine if device is None else min(mine, device)
-
-        return prepare(case, members, sum(map(len, groups)), self.client, self.sweep.seed, make, free_bytes)
-
-    def _settings(self, backend: Backend, case: Case) -> Any:
+    def _settings(self, library: Library, case: Case) -> Any:
         from commbench.measure.loop import Settings
         from commbench.measure.stopping import StoppingRule
         from commbench.measure.timed import PythonLoop
@@ -514,8 +449,8 @@ class _Worker:
                 precision=self.sweep.precision, limit_s=limit, limit_name=name, iterations=self.sweep.iterations
             ),
             deadline_s=self.sweep.deadline_s, spin=self.spin, clock=self.clock, between_hosts=not one_host,
-            barrier=self._barrier(backend, case) if self.clock is None or self.clock.several else None,
-            loop=backend.loop(case) or PythonLoop(), count_sent=not one_host,
+            barrier=library.barrier(case) if self.clock is None or self.clock.several else None,
+            loop=library.backend.loop(case) or PythonLoop(), count_sent=not one_host,
             sent_bytes=None if one_host else self._sent_bytes(),
         )  # fmt: skip
 
@@ -526,23 +461,6 @@ class _Worker:
 
         interface = interface_of(self.client.address)
         return SentBytes(interface) if self._speaks and interface != LOOPBACK_INTERFACE else None
-
-    def _barrier(self, backend: Backend, case: Case) -> Operation:
-        """Starts iterations together where clocks cannot be compared: the backend's own, over the world."""
-        from dataclasses import replace
-
-        from commbench.measure.data import Pattern
-
-        everyone = tuple(range(self.client.world))
-        empty = replace(
-            case, collective="barrier", algorithm="library", group="world", bytes=0, requested_bytes=0, reduce_op=None,
-            placement="out", ranks=len(everyone), root=0,
-        )  # fmt: skip
-        pattern = Pattern(
-            collective=empty.spec, dtype=empty.itemtype, op=None, ranks=len(everyone), rank=self.client.rank, root=0,
-            block_elements=0, seed=0,
-        )  # fmt: skip
-        return backend.operation(empty, everyone, pattern)
 
 
 if __name__ == "__main__":

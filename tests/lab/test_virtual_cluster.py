@@ -246,7 +246,7 @@ def test_commbench_measures_the_link(virtual_cluster: Make, tmp_path: Path, back
     assert frame["status"].eq("ok").all()
     assert frame["wrong"].eq(0).all()
     assert frame["nodes"].eq(2).all()
-    assert frame["start"].eq("barrier").all()
+    assert frame["start"].eq("clock").all()
     (path,) = tmp_path.glob("*/*")
     manifest = json.loads((path / "manifest.json").read_text())
     assert manifest["launcher"] == {"mpi": "openmpi", "gloo": "torchrun"}[backend]

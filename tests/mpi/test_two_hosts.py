@@ -42,8 +42,15 @@ def test_groups_links_and_starts_over_two_hosts(tmp_path: Path, backend: str) ->
     frame = commbench.load(tmp_path).set_index(["group", "timing"])
     assert frame["status"].eq("ok").all()
     assert frame["wrong"].eq(0).all()
-    assert frame["start"].eq("barrier").all()
-    assert frame["skew_s"].isna().all()
+    # Four ranks on few cores may not know their clocks well enough for the shortest operations, and then say so.
+    by_clock = frame["start"].eq("clock")
+    isolated = frame.index.get_level_values("timing") == "isolated"
+    assert by_clock.xs("streamed", level="timing").all()
+    assert by_clock["node", "isolated"]
+    assert frame.loc[~by_clock, "start"].eq("barrier").all()
+    assert frame.loc[~by_clock, "note"].str.contains("apart, more than a tenth of").all()
+    assert frame["skew_s"].notna().eq(by_clock & isolated).all()
+    assert frame["clock_error_s"].notna().all()
     shape = frame.xs("isolated", level="timing")[["ranks", "nodes", "ranks_per_node"]].to_dict("index")
     assert shape == {
         "world": {"ranks": 4, "nodes": 2, "ranks_per_node": 2.0},
