@@ -247,9 +247,10 @@ class _Worker:
         # What one rank's library does otherwise, all must leave out.
         reasons = client.agree([backend.why_not_forced(collective) for collective in forced], _first_of_each)
         self.unforced = dict(zip(forced, reasons, strict=True))
-        setting = self._setting(name, backend)
         cases = [(index, case) for index, case in enumerate(self.cases) if case.backend == name]
+        # Before links are calibrated: clocks that are looked at again some seconds later tell their drift.
         self._synchronise(name, backend, bool(cases))
+        setting = self._setting(name, backend)
         self._measure_all(backend, cases, setting)
         self._check_clock(name)
         self._check_links(name, backend, setting)

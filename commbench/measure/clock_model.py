@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 Times = NDArray[np.int64]
 
 FAST = 1.1  # exchanges that take at most this much longer than the quickest tell the offset; ReproMPI's factor
-SURE = 3.0  # standard errors that an error is stated as
+SURE = 3.0  # standard deviations that an error is stated as
 BESIDE_NS = 100_000_000  # offsets that near to one another are of one measurement
 
 
@@ -109,7 +109,7 @@ def offsets(found: Exchanges, slope: float = 0.0) -> Offsets:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
     """A model, and how sure it is: ``error_s`` at its reference, ``drift_error`` more a second away from there.
-    ``noise_s``: standard deviation of the offsets about the line; ``round_trip_s``: the shortest."""
+    ``noise_s``: standard deviation of fast offsets about the line; ``round_trip_s``: the shortest."""
 
     model: ClockModel
     error_s: float
@@ -130,43 +130,39 @@ class Fit:
 
 
 def fit(found: Offsets) -> Fit:
-    """The least-squares line through the offsets whose round trip is among the fastest (a third of them at least), moved
-    to the newest of them. Needs three offsets at two times.
+    """The least-squares line through the offsets, each weighted by what it may be wrong by, moved to the newest that are
+    right. Needs three offsets at two times.
 
-    The error is three standard deviations of the offsets, and half of what round trips are longer than the shortest: as
-    much as a delay on one way alone can have moved an offset. The line is moved to older offsets where newer ones are less sure than what
-    the drift can have made of the old. A difference of the two ways that is always there shows in no exchange; it moves
-    the line by at most half of the shortest round trip.
+    What a round trip is longer than the shortest may be a delay on one way alone, and moves its offset by half of that.
+    The line's error is three standard deviations; what round trips that count as fast may hide; and, where the newest were
+    all slow, half of what they are too long, or what the drift can have made of older ones. A difference of the two ways
+    that is always there shows in no exchange; it moves the line by at most half of the shortest round trip.
     """
-    shortest = float(found.round_trip.min())
-    fast = _fastest(found.round_trip, shortest)
-    at, offset = found.at - found.at[-1], found.offset - found.offset[-1]
-    x, y = at[fast].astype(float), offset[fast].astype(float)
-    spread = float(((x - x.mean()) ** 2).sum())
-    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
-    residuals = y - y.mean() - slope * (x - x.mean())
-    noise = float(np.sqrt((residuals**2).sum() / max(1, len(x) - 2)))
-    # What the intercept may be off by unseen, the slope may have as well, from end to end.
+    shortest = max(1.0, float(found.round_trip.min()))
     unseen = (FAST - 1) * shortest / 2
-    drift_error = SURE * noise / float(np.sqrt(spread)) + unseen / float(np.ptp(x))
-    slow = np.maximum(found.round_trip, FAST * shortest) - shortest
+    at, offset = found.at - found.at[-1], found.offset - found.offset[-1]
+    x, y = at.astype(float), offset.astype(float)
+    weights = (unseen / (unseen + (found.round_trip - shortest) / 2)) ** 2
+    total = float(weights.sum())
+    x0, y0 = float((weights * x).sum()) / total, float((weights * y).sum()) / total
+    spread = float((weights * (x - x0) ** 2).sum())
+    slope = float((weights * (x - x0) * (y - y0)).sum()) / spread
+    residuals = y - y0 - slope * (x - x0)
+    count = total**2 / float((weights**2).sum())  # as many as if all had the same weight
+    noise = float(np.sqrt((weights * residuals**2).sum() / max(1.0, count - 2)))
+    # What all offsets may be off by unseen, those at one end alone may be too.
+    drift_error = SURE * noise / float(np.sqrt(spread)) + unseen / float(np.sqrt(12 * spread / total))
+    slow = np.maximum(found.round_trip - FAST * shortest, 0)
     best = len(at) - 1 - int(np.argmin((slow / 2 - drift_error * at)[::-1]))
     beside = np.flatnonzero((at > at[best] - BESIDE_NS) & (slow <= slow[best]))
     moved = float((offset[beside] - slope * (at[beside] - at[best])).mean())
-    error = min(SURE * noise + slow[best] / 2, found.round_trip[best] / 2)
+    error = min(SURE * noise + unseen + float(slow[best]) / 2, float(found.round_trip[best]) / 2)
     return Fit(
         model=ClockModel(
             reference_ns=int(found.at[best]), offset_ns=int(found.offset[-1]) + round(moved), slope=slope
         ),
-        error_s=float(error) * 1e-9, drift_error=drift_error, noise_s=noise * 1e-9, round_trip_s=shortest * 1e-9,
+        error_s=error * 1e-9, drift_error=drift_error, noise_s=noise * 1e-9, round_trip_s=shortest * 1e-9,
     )  # fmt: skip
-
-
-def _fastest(round_trip: Times, shortest: float) -> Times:
-    """Where round trips are near the shortest, or the quickest third of them, three at least. In order."""
-    near = np.flatnonzero(round_trip <= FAST * shortest)
-    least = max(3, len(round_trip) // 3)
-    return near if len(near) >= least else np.sort(np.argsort(round_trip, kind="stable")[:least])
 
 
 def tree(count: int) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -39,8 +39,8 @@ LEAST_EXCHANGES, MOST_EXCHANGES = 3, 30  # an offset takes, until one is nearly 
 OFFSET_S = 0.02  # and no longer than this
 ROUND_S = 2.0  # of the tree, at most, on the busiest machine
 HISTORY_S, MOST_OFFSETS = 60.0, 200  # what a fit looks back at: drifts change with temperature and time services
-# Fitted again when this old. Time services change a clock's rate every 16 s to 17 min; what that does to a time within
-# 5 s is found at the next fit.
+# Fitted again when this old. Time services change a clock's rate once a minute or less often; a change by 1 ppm makes
+# 5 us before it is seen.
 MOST_AGE_S = 5.0
 # Sooner where the drift has come to be half of the error, but not sooner than this, nor before ten times as long has
 # passed as the last one took.
@@ -49,18 +49,22 @@ LEAST_AGE_S, LEAST_AGE_FITS = 0.5, 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:
-    """What a clock's speaker tells rank 0 of it, in JSON: its model, how far it may be off now and by what part of the
-    time from now on; how far it was off where the model before put it (None: there was none), and how far that model and
+    """What a clock's speaker tells rank 0 of it, in JSON: its model, how far it may be off at the common time
+    ``since_ns`` and by what part of the time from then on; how far it was off where the model before put it (None: there was none), and how far that model and
     this one together may have been off; and the shortest round trip to its parent."""
 
     reference_ns: int
     offset_ns: int
     slope: float
+    since_ns: int
     error_s: float
     drift_error: float
     off_s: float | None
     stated_s: float | None
     round_trip_s: float
+
+    def error_at(self, common_ns: int) -> float:
+        return self.error_s + self.drift_error * (common_ns - self.since_ns) * 1e-9
 
     @property
     def beyond(self) -> float:
@@ -72,7 +76,15 @@ class Told:
 
 
 _ROOT = Told(
-    reference_ns=0, offset_ns=0, slope=0.0, error_s=0.0, drift_error=0.0, off_s=None, stated_s=None, round_trip_s=0.0
+    reference_ns=0,
+    offset_ns=0,
+    slope=0.0,
+    since_ns=0,
+    error_s=0.0,
+    drift_error=0.0,
+    off_s=None,
+    stated_s=None,
+    round_trip_s=0.0,
 )
 
 
@@ -101,14 +113,14 @@ class FittedClock:
     _error_s: float = 0.0
     _drift_error: float = 0.0
     _took_s: float = 0.0
-    _learned_ns: int = 0  # on this rank's clock: when the error was no larger
+    _learned_ns: int = 0  # on this rank's clock: when the error was that
 
     def __post_init__(self) -> None:
         rank = self.control.rank
         self._of = {rank: index for index, ranks in enumerate(self.clocks) for rank in ranks}
         mine = self.clocks[self._of[rank]]
         speakers = [ranks[0] for ranks in self.clocks]
-        read = self.local.reader()
+        read = self._read = self.local.reader()
         self._parent: _Child | None = None
         self._children: list[_Parent] = []
         for parent, child in (pair for pairs in tree(len(speakers)) for pair in pairs):
@@ -131,16 +143,17 @@ class FittedClock:
 
     def error_s(self, members: Sequence[int]) -> float:
         """Errors of the two clocks that are known worst, as independent ones add up."""
-        age_s = (self.now_ns() - self.at_ns) * 1e-9
+        now_ns = self.now_ns()
         clocks = sorted({self._of[rank] for rank in members})
         if len(clocks) == 1:
             return SAME_HOST_ERROR_S
-        errors = sorted(self.told[clock].error_s + self.told[clock].drift_error * age_s for clock in clocks)
+        errors = sorted(self.told[clock].error_at(now_ns) for clock in clocks)
         return float(np.hypot(errors[-1], errors[-2])) + SAME_HOST_ERROR_S
 
     def due(self) -> bool:
-        age_s = (self.now_ns() - self.at_ns) * 1e-9
-        aged = any(one.drift_error * age_s > one.error_s for one in self.told)
+        now_ns = self.now_ns()
+        age_s = (now_ns - self.at_ns) * 1e-9
+        aged = any(one.error_at(now_ns) > 2 * one.error_s for one in self.told)
         return age_s > max(LEAST_AGE_S if aged else MOST_AGE_S, LEAST_AGE_FITS * self._took_s)
 
     def refit(self, iteration: int = 0) -> None:
@@ -148,11 +161,19 @@ class FittedClock:
         control.expect(self.deadline_s + ROUND_S * len(tree(len(self.clocks))), "synchronising clocks")
         control.beat("synchronising", iteration)
         began = time.perf_counter()
-        told = self._learn()
+        told = None if self._from_speaker is not None else self._learn()
         gathered = control.gather(told and told.to_dict())
-        if gathered is None:
-            return
-        self.told = [Told(**gathered[ranks[0]][0]) for ranks in self.clocks]
+        # Until all speakers are done the others wait here, where that takes no core from them.
+        control.share(None)
+        if self._from_speaker is not None:
+            self._model = self._from_speaker.receive()[0]
+        if self._to_others is not None:
+            self._to_others.send(*self._known_now())
+        if gathered is not None:
+            self._note([Told(**gathered[ranks[0]][0]) for ranks in self.clocks], began)
+
+    def _note(self, told: list[Told], began: float) -> None:
+        self.told = told
         self.at_ns = self.now_ns()
         self._took_s = time.perf_counter() - began if self.fits else 0.0
         self.fits += 1
@@ -179,26 +200,25 @@ class FittedClock:
             when: {"at_ns": self.at_ns, "clocks": [one.to_dict() for one in self.told]},
         }  # fmt: skip
 
-    def _learn(self) -> Told | None:
-        """From the parent, then teach; what to tell rank 0 where this rank speaks for a clock."""
-        if self._from_speaker is not None:
-            self._model, self._error_s, self._drift_error = self._from_speaker.receive()
-            return None
+    def _learn(self) -> Told:
+        """From the parent, then teach; what to tell rank 0 of the clock that this rank speaks for."""
         told = _ROOT
         if self._parent is not None:
             found, (model, error_s, drift_error) = self._parent.learn()
-            at_ns = self._parent.read()
-            before = self._model, self._error_s + self._drift_error * (at_ns - self._learned_ns) * 1e-9
+            before, error_before_s, _ = self._known_now()
+            at_ns = self._read()
             self._model, self._learned_ns = found.model.then(model), at_ns
             self._error_s = float(np.hypot(found.error_at(at_ns), error_s))
             self._drift_error = float(np.hypot(found.drift_error, drift_error))
-            told = self._told(at_ns, found.round_trip_s, *before)
-        words = (self._model, self._error_s, self._drift_error)
+            told = self._told(at_ns, found.round_trip_s, before, error_before_s)
         for child in self._children:
-            child.teach(*words)
-        if self._to_others is not None:
-            self._to_others.send(*words)
+            child.teach(self._known_now)
         return told
+
+    def _known_now(self) -> tuple[ClockModel, float, float]:
+        """The model, how far it may be off now, and by what part of the time from now on."""
+        age_s = (self._read() - self._learned_ns) * 1e-9
+        return self._model, self._error_s + self._drift_error * age_s, self._drift_error
 
     def _told(self, at_ns: int, round_trip_s: float, before: ClockModel, error_before_s: float) -> Told:
         off_s = stated_s = None
@@ -207,7 +227,7 @@ class FittedClock:
             stated_s = error_before_s + self._error_s
         return Told(
             reference_ns=self._model.reference_ns, offset_ns=self._model.offset_ns, slope=self._model.slope,
-            error_s=self._error_s, drift_error=self._drift_error, off_s=off_s, stated_s=stated_s,
+            since_ns=int(self._model.to_target(at_ns)), error_s=self._error_s, drift_error=self._drift_error, off_s=off_s, stated_s=stated_s,
             round_trip_s=round_trip_s,
         )  # fmt: skip
 
@@ -248,7 +268,7 @@ class _Parent:
         self._words = _Words(messenger, to=(child,))
         self._read = read
 
-    def teach(self, model: ClockModel, error_s: float, drift_error: float) -> None:
+    def teach(self, known: Callable[[], tuple[ClockModel, float, float]]) -> None:
         receive, send, read, asked, answer = self._receive, self._send, self._read, self._asked, self._answer
         while True:
             receive()
@@ -256,7 +276,7 @@ class _Parent:
             send()
             if not asked[0]:
                 break
-        self._words.send(model, error_s, drift_error)
+        self._words.send(*known())
 
 
 class _Child:
@@ -269,7 +289,7 @@ class _Child:
         self._send = messenger.step([Post(asks, parent)], [])
         self._receive = messenger.step([], [Post(answer, parent)])
         self._words = _Words(messenger, source=parent)
-        self.read = read
+        self._read = read
         self._known: Offsets = NONE
         self._fit: Fit | None = None
         self._shortest = _NEVER
@@ -288,7 +308,7 @@ class _Child:
 
     def _exchange(self, more: int) -> tuple[int, int, int]:
         """When it was asked, when the parent answered, and when that was there."""
-        read, asks, send, receive = self.read, self._asks, self._send, self._receive
+        read, asks, send, receive = self._read, self._asks, self._send, self._receive
         sent = read()
         asks[0] = more
         send()

@@ -43,7 +43,8 @@ def check_fits(launch: Path, clocks_of: list[list[int]], wrong: str = "") -> Non
         for ranks, told in zip(clocks_of, fit["clocks"], strict=True):
             model = ClockModel(reference_ns=told["reference_ns"], offset_ns=told["offset_ns"], slope=told["slope"])
             found_ns = int(model.to_target(local_clock(ranks[0], environment).read(true_ns)))
-            assert abs(found_ns - fit["at_ns"]) * 1e-9 <= told["error_s"] + 2e-9
+            aged_s = (fit["at_ns"] - told["since_ns"]) * 1e-9
+            assert abs(found_ns - fit["at_ns"]) * 1e-9 <= told["error_s"] + told["drift_error"] * aged_s + 2e-9
 
 
 @pytest.mark.parametrize("backend", [pytest.param("mpi", marks=pytest.mark.mpi), "gloo"])

@@ -224,8 +224,8 @@ def test_when_to_fit_again(as_ranks: Callable[..., list[Any]]) -> None:
         def due(age_s: float, drift_error: float, took_s: float) -> bool:
             clock.told = [
                 Told(
-                    reference_ns=0, offset_ns=0, slope=0.0, error_s=1e-6, drift_error=drift_error, off_s=None,
-                    stated_s=None, round_trip_s=1e-5,
+                    reference_ns=0, offset_ns=0, slope=0.0, since_ns=now_ns() - round(age_s * 1e9), error_s=1e-6,
+                    drift_error=drift_error, off_s=None, stated_s=None, round_trip_s=1e-5,
                 )
             ]  # fmt: skip
             clock.at_ns, clock._took_s = now_ns() - round(age_s * 1e9), took_s
@@ -251,12 +251,11 @@ def test_an_error_grows_until_the_next_fit(as_ranks: Callable[..., list[Any]]) -
         )
         clock.told = [
             Told(
-                reference_ns=0, offset_ns=0, slope=0.0, error_s=error_s, drift_error=drift_error, off_s=None,
-                stated_s=None, round_trip_s=1e-5,
+                reference_ns=0, offset_ns=0, slope=0.0, since_ns=now_ns() - SECOND, error_s=error_s,
+                drift_error=drift_error, off_s=None, stated_s=None, round_trip_s=1e-5,
             )
             for error_s, drift_error in ((0.0, 0.0), (3e-6, 0.0), (3e-6, 1e-6))
         ]  # fmt: skip
-        clock.at_ns = now_ns() - SECOND
         # After a second the third may be 4 us off: with the second 5 us, since they do not err together.
         assert clock.error_s((0, 1)) == pytest.approx(3e-6 + SAME_HOST_ERROR_S, abs=1e-8)
         assert clock.error_s((1, 2)) == SAME_HOST_ERROR_S
