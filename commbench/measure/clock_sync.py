@@ -143,17 +143,17 @@ class FittedClock:
 
     def error_s(self, members: Sequence[int]) -> float:
         """Errors of the two clocks that are known worst, as independent ones add up."""
-        now_ns = self.now_ns()
+        common_ns = self.now_ns()
         clocks = sorted({self._of[rank] for rank in members})
         if len(clocks) == 1:
             return SAME_HOST_ERROR_S
-        errors = sorted(self.told[clock].error_at(now_ns) for clock in clocks)
+        errors = sorted(self.told[clock].error_at(common_ns) for clock in clocks)
         return float(np.hypot(errors[-1], errors[-2])) + SAME_HOST_ERROR_S
 
     def due(self) -> bool:
-        now_ns = self.now_ns()
-        age_s = (now_ns - self.at_ns) * 1e-9
-        aged = any(one.error_at(now_ns) > 2 * one.error_s for one in self.told)
+        common_ns = self.now_ns()
+        age_s = (common_ns - self.at_ns) * 1e-9
+        aged = any(one.error_at(common_ns) > 2 * one.error_s for one in self.told)
         return age_s > max(LEAST_AGE_S if aged else MOST_AGE_S, LEAST_AGE_FITS * self._took_s)
 
     def refit(self, iteration: int = 0) -> None:

@@ -28,7 +28,7 @@ class Iterations:
 def combine(stamps: NDArray[np.int64], groups: tuple[tuple[int, ...], ...], *, common_clock: bool) -> Iterations:
     """``stamps[rank, iteration]`` = (start, end) in ns. All groups run at once; the slowest one counts.
 
-    Without a common clock (several hosts) only durations can be compared: the longest counts and skew is unknown (0).
+    Without a common clock only durations can be compared: the longest counts and skew is unknown (0).
     """
     per_group = [_of_group(stamps[list(members)], common_clock) for members in groups]
     times = np.stack([times for times, _, _ in per_group])

@@ -110,7 +110,8 @@ def launch_report(frame: pd.DataFrame, facts: Facts | None = None) -> LaunchRepo
     moved = any(found is not None and found.distinguishable for found in (correlation, drift))
     verdicts = tuple(_verdicts(cases, moved))
     found = LaunchReport(cases=cases, correlation=correlation, drift=drift, verdicts=verdicts, lines=())
-    return replace(found, lines=tuple(_lines(found)))
+    unbound = all(of.get("bind", "none") == "none" for of in (facts or {}).values())
+    return replace(found, lines=tuple(_lines(found, unbound)))
 
 
 def _with_position(frame: pd.DataFrame) -> pd.DataFrame:
@@ -170,7 +171,7 @@ def _verdicts(cases: Sequence[CaseLaunches], moved: bool) -> Iterator[VariantVer
 # -- for a person --------------------------------------------------------------------------------------
 
 
-def _lines(report: LaunchReport) -> Iterator[str]:
+def _lines(report: LaunchReport, unbound: bool) -> Iterator[str]:
     most = max((case.interval.count for case in report.cases), default=0)
     if most < 2:
         return
@@ -180,7 +181,7 @@ def _lines(report: LaunchReport) -> Iterator[str]:
         yield f"  {statement}"
     yield from _spread_lines(report.cases)
     yield from _order_lines(report, most)
-    yield from _mode_lines(report.cases)
+    yield from _mode_lines(report.cases, unbound)
     yield from _verdict_lines(report)
 
 
@@ -228,7 +229,7 @@ def _order_lines(report: LaunchReport, most: int) -> Iterator[str]:
         yield f"  drift: none to be seen ({drift.change:+.1%} from the first launch to the last, p {drift.p:.2g})"
 
 
-def _mode_lines(cases: Sequence[CaseLaunches]) -> Iterator[str]:
+def _mode_lines(cases: Sequence[CaseLaunches], unbound: bool) -> Iterator[str]:
     split = [case for case in cases if case.modes is not None]
     for case in split[:_MOST_LINES]:
         assert case.modes is not None
@@ -239,6 +240,8 @@ def _mode_lines(cases: Sequence[CaseLaunches]) -> Iterator[str]:
         )
     if len(split) > _MOST_LINES:
         yield f"  two modes: {len(split) - _MOST_LINES} more cases"
+    if split and unbound:
+        yield "  ranks were free to move between processors: --bind core holds each to one of its own"
 
 
 def _separated(found: Sequence[Separator]) -> str:

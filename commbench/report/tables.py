@@ -51,9 +51,9 @@ _READ = (
 _DISPENSABLE = ("algbw", "slowest", "nearest", "wire", "tuner", "took", "tree", "ring", "eff", "bound", "cv")
 _FLAGS = {
     "late_starts": "late starts: in most iterations the ranks did not start together, so the time holds some waiting",
-    "beyond_bound": "beyond the bound: faster than the calibrated links allow, so the calibration does not hold here",
+    "beyond_bound": "beyond the bound: faster than messages over the calibrated links; inside a host libraries may use shared memory instead",
     "oversubscribed": "oversubscribed: more ranks than cores, so times hold the waiting for a core",
-    "host_bound": "host-bound: the host handed out operations more slowly than the device did them",
+    "host_bound": "host-bound: a good part of the time is the host's own, or a device waited for it",
 }
 
 

@@ -54,6 +54,23 @@ def test_how_it_ended(results: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "ended failed: rank 1 on n1 was killed; 4 points" in capsys.readouterr().out
 
 
+def test_clocks_that_left_their_models_are_one_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def launch(number: int, note: str | None) -> None:
+        folder = run_of(results) / "launches" / str(number)
+        folder.mkdir(exist_ok=True)
+        (folder / "manifest.json").write_text(json.dumps({"clock": {"gloo": {"fits": 3, "note": note}}}))
+
+    launch(0, None)
+    show(results=results)
+    assert "clocks:" not in capsys.readouterr().out
+    launch(1, "clocks: that of n1 was 35.0 us off")
+    show(results=results)
+    assert "\nclocks: that of n1 was 35.0 us off\n" in capsys.readouterr().out
+    launch(2, "clocks: that of n2 was 99.0 us off")
+    show(results=results)
+    assert "\nclocks: that of n1 was 35.0 us off (and in 1 more launches)\n" in capsys.readouterr().out
+
+
 def test_filters(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(results=results, timing="streamed", collective="all_reduce")
     out = capsys.readouterr().out

@@ -97,6 +97,7 @@ def test_modes_are_named_with_what_goes_with_them() -> None:
     (line,) = (line for line in found.lines if "two modes" in line)
     assert line.startswith("  two modes: all_reduce mpi 8 isolated: 1.15 us in 58% and 2.10 us in 42% of 12 launches; ")
     # 1 of C(12, 5) = 792 tables is as rare, and 2 facts differ: order and core.
+    assert "  ranks were free to move between processors: --bind core holds each to one of its own" in found.lines
     assert "rank0.core goes with them (1: 5 of 5 slow, 0: 0 of 7 slow; p 0.0025, 100% explained)" in line
 
 

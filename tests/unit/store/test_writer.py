@@ -154,6 +154,23 @@ def test_the_reserved_end_is_written_over_in_place(tmp_path: Path) -> None:
 # -- points ----------------------------------------------------------------------------------------
 
 
+def test_fits_of_clocks_are_a_line_each(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = LaunchWriter(run, 0, {})
+    fits: list[dict[str, Any]] = [
+        {"at_ns": 10**18, "clocks": [{"off_s": math.nan}]},
+        {"at_ns": 10**18 + 1, "clocks": []},
+    ]
+    for fit in fits:
+        launch.clock_fit(fit)
+    file = run / "launches" / "0" / "clock.jsonl"
+    fits[0]["clocks"][0]["off_s"] = None
+    assert [json.loads(line) for line in file.read_text().splitlines()] == fits
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(StoreError, match="cannot write .*clock.jsonl"):
+        launch.clock_fit(fits[0])
+
+
 def test_a_point_is_on_disk_when_write_returns(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     real = os.fsync
