@@ -32,7 +32,7 @@ Examples:
 
 
 def calibrate(
-    backend: Annotated[str | None, option("gloo, mpi, nccl; several with commas. Default: gloo,mpi.")] = None,
+    backend: Annotated[str | None, option("gloo, mpi, nccl, nccl_raw; several with commas. Default: gloo,mpi.")] = None,
     ranks: Annotated[str | None, option("Local processes to start where there is no launcher. Default: 2.")] = None,
     nodes: Annotated[str | None, option("Hosts that the launcher is expected to use; others end it.")] = None,
     cache: Annotated[str | None, option("rotate buffers, or keep one set warm. Default: rotate.")] = None,

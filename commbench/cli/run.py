@@ -47,7 +47,7 @@ def option(help_text: str, *names: str) -> Any:
 
 def run(
     sweep_file: Annotated[Path | None, typer.Argument(metavar="SWEEP.toml", help="The same options as keys of a TOML file.", show_default=False)] = None,
-    backend: Annotated[str | None, option("gloo, mpi, nccl; several with commas. Default: gloo,mpi.")] = None,
+    backend: Annotated[str | None, option("gloo, mpi, nccl, nccl_raw; several with commas. Default: gloo,mpi.")] = None,
     collective: Annotated[str | None, option("all_reduce, all_gather, ... or all. Default: all_reduce,reduce_scatter,all_gather,all_to_all.")] = None,
     sizes: Annotated[str | None, option("8:64M:4x, 1M:8M:+1M or 8,1K,1M; K, M, G are 1024-based. Default: 8:16M:8x.")] = None,
     dtype: Annotated[str | None, option("float32, bfloat16, int8, ... or all. Default: float32.")] = None,
@@ -160,8 +160,19 @@ def _list_cases(options: RunOptions, sweep: Sweep, place: Place | None) -> int:
         print(f"{case.case_id}  {case.title}{asked}" + (f"  skipped: {skip}" if skip else ""))
     print(f"{len(cases)} cases", file=sys.stderr)
     if place is None:
+        _check_binding(options, ranks_of(options, place))
         _list_launches(options, sweep, cases)
     return 0
+
+
+def _check_binding(options: RunOptions, ranks: int) -> None:
+    from commbench.cli.errors import UsageError
+    from commbench.launch.bind import BindError, assign
+
+    try:
+        assign(options.bind, ranks, os.sched_getaffinity(0))
+    except BindError as error:
+        raise UsageError(str(error)) from None
 
 
 def _list_launches(options: RunOptions, sweep: Sweep, cases: tuple[Any, ...]) -> None:
@@ -262,5 +273,6 @@ def _report(run: Run) -> int:
     if any(point["busbw_Bps"] for point in run.points):
         print(f"next:    commbench show {directory} --plot {shlex.quote(str(run.directory / 'busbw.png'))}")
     elif not any(point["time_s"] for point in run.points):
-        print("nothing was measured: every case was skipped, or none was reached")
+        skipped = bool(run.points) and all(point["status"] == "skipped" for point in run.points)
+        print("nothing was measured: " + ("every case was skipped" if skipped else "no case came to its end"))
     return run.exit_code

@@ -393,8 +393,8 @@ class _Head:
             return False
         self.behind_barrier = True
         self.note = (
-            f"started behind a barrier: hosts' clocks may be {format_time(error_s)} apart, more than a tenth of "
-            f"{format_time(time_s)}"
+            f"started behind a barrier: clocks may be {format_time(error_s)} apart, more than a tenth of the "
+            f"{format_time(time_s)} that it took before"
         )
         return True
 

@@ -260,6 +260,7 @@ def _spread(row: Row) -> str | None:
     if share is None:
         return None
     amount = "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
+    amount = amount if share < 9.995 else ">999%"
     return amount + ("*" if _below_level(row) else " ")
 
 

@@ -94,7 +94,10 @@ def spread_of_launches(values: Times) -> Spread | None:
         return None
     one = float(sample.std(ddof=1) / sample.mean())
     medians = np.median(sample[_resamples(len(sample))], axis=1)
-    return Spread(one=one, mean=one / math.sqrt(len(sample)), median=float(medians.std() / np.median(sample)))
+    # Resamples vary around the sample, not around what it was drawn from, and by count - 1 over count too little.
+    whole = math.sqrt(len(sample) / (len(sample) - 1))
+    median = float(medians.std() * whole / np.median(sample))
+    return Spread(one=one, mean=one / math.sqrt(len(sample)), median=median)
 
 
 @lru_cache(maxsize=16)

@@ -16,10 +16,10 @@ from commbench.collectives import COLLECTIVES
 pytestmark = pytest.mark.mpi
 
 
-def run(out: Path, *options: str, **variables: str) -> pd.DataFrame:
+def run(out: Path, links: Path, *options: str, **variables: str) -> pd.DataFrame:
     done = subprocess.run(
-        [sys.executable, "-m", "commbench", "run", "--backend", "mpi", *options, "--out", str(out)], check=False,
-        capture_output=True, text=True, timeout=150, stdin=subprocess.DEVNULL, env={**os.environ, **variables},
+        [sys.executable, "-m", "commbench", "run", "--backend", "mpi", *options, "--calibration", str(links), "--out",
+         str(out)], check=False, capture_output=True, text=True, timeout=150, stdin=subprocess.DEVNULL, env={**os.environ, **variables},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return commbench.load(out)
@@ -29,9 +29,9 @@ def loops(frame: pd.DataFrame) -> set[str]:
     return {settings["loop"] for settings in frame["backend_settings"]}
 
 
-def test_every_collective_in_and_out_of_place_is_right(tmp_path: Path) -> None:
+def test_every_collective_in_and_out_of_place_is_right(tmp_path: Path, links_file: Path) -> None:
     frame = run(
-        tmp_path, "--collective", "all", "--placement", "out,in", "--sizes", "24,12K", "--ranks", "3", "--root", "1",
+        tmp_path, links_file, "--collective", "all", "--placement", "out,in", "--sizes", "24,12K", "--ranks", "3", "--root", "1",
         "--dtype", "float32,bfloat16", "--op", "sum", "--iters", "6",
     )  # fmt: skip
     assert loops(frame) == {"compiled"}
@@ -48,9 +48,9 @@ def test_every_collective_in_and_out_of_place_is_right(tmp_path: Path) -> None:
     assert not ok.loc[(ok["bytes"] > 0) & (ok["timing"] == "streamed"), "host_bound"].any()
 
 
-def test_own_algorithms_run_as_programs(tmp_path: Path) -> None:
+def test_own_algorithms_run_as_programs(tmp_path: Path, links_file: Path) -> None:
     frame = run(
-        tmp_path, "--collective", "all_reduce,all_gather,reduce_scatter", "--algorithm",
+        tmp_path, links_file, "--collective", "all_reduce,all_gather,reduce_scatter", "--algorithm",
         "own:ring,own:recursive_doubling", "--sizes", "64,300K", "--ranks", "3", "--op", "sum,max",
         "--placement", "out,in", "--iters", "4",
     )  # fmt: skip
@@ -61,10 +61,10 @@ def test_own_algorithms_run_as_programs(tmp_path: Path) -> None:
     assert loops(ok) == {"compiled"}
 
 
-def test_without_it_the_points_tell_what_python_adds(tmp_path: Path) -> None:
+def test_without_it_the_points_tell_what_python_adds(tmp_path: Path, links_file: Path) -> None:
     few = ("--collective", "all_reduce", "--sizes", "8", "--timing", "streamed", "--iters", "2000")
-    compiled = run(tmp_path / "compiled", *few)
-    python = run(tmp_path / "python", *few, COMMBENCH_COMPILED="0")
+    compiled = run(tmp_path / "compiled", links_file, *few)
+    python = run(tmp_path / "python", links_file, *few, COMMBENCH_COMPILED="0")
     assert loops(python) == {"python: COMMBENCH_COMPILED is 0"}
     assert python["wrong"].eq(0).all()
     # An empty operation costs some tens of nanoseconds through the interpreter and a few in the compiled loop.
@@ -73,9 +73,17 @@ def test_without_it_the_points_tell_what_python_adds(tmp_path: Path) -> None:
     assert bool(python["host_bound"].iloc[0]) == shared
 
 
-def test_without_a_compiler_the_python_loop_serves(tmp_path: Path) -> None:
+def test_without_a_compiler_the_python_loop_serves(tmp_path: Path, links_file: Path) -> None:
     frame = run(
-        tmp_path / "out", "--collective", "all_reduce", "--sizes", "8", "--iters", "10", XDG_CACHE_HOME="/proc/nowhere"
+        tmp_path / "out",
+        links_file,
+        "--collective",
+        "all_reduce",
+        "--sizes",
+        "8",
+        "--iters",
+        "10",
+        XDG_CACHE_HOME="/proc/nowhere",
     )
     (why,) = loops(frame)
     assert why.startswith("python: no cache at /proc/nowhere/commbench/kernels: ")

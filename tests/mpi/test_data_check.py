@@ -18,19 +18,19 @@ pytestmark = pytest.mark.mpi
 FLAWED = Path(__file__).parent / "flawed_library"
 
 
-def run(tmp_path: Path, flaw: str, collective: str, *options: str) -> tuple[int, pd.DataFrame, str]:
+def run(tmp_path: Path, links: Path, flaw: str, collective: str, *options: str) -> tuple[int, pd.DataFrame, str]:
     path = os.pathsep.join(filter(None, (str(FLAWED), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, "-m", "commbench", "run", "--backend", "gloo", "--collective", collective, "--sizes", "4K",
-         "--out", str(tmp_path), *options],
+         "--calibration", str(links), "--out", str(tmp_path), *options],
         check=False, capture_output=True, text=True, timeout=150,
         env={**os.environ, "PYTHONPATH": path, "COMMBENCH_TEST_FLAW": flaw},
     )  # fmt: skip
     return done.returncode, commbench.load(tmp_path), done.stdout + done.stderr
 
 
-def test_a_sound_library_passes_the_same_run(tmp_path: Path) -> None:
-    code, frame, text = run(tmp_path, "", "all_reduce", "--iters", "60")
+def test_a_sound_library_passes_the_same_run(tmp_path: Path, links_file: Path) -> None:
+    code, frame, text = run(tmp_path, links_file, "", "all_reduce", "--iters", "60")
     assert code == 0, text
     assert frame["status"].eq("ok").all()
     assert frame["wrong"].eq(0).all()
@@ -38,8 +38,8 @@ def test_a_sound_library_passes_the_same_run(tmp_path: Path) -> None:
     assert (isolated["samples"] + isolated["discarded"], isolated["verified"]) == (60, 60)
 
 
-def test_one_flipped_element_of_one_isolated_operation(tmp_path: Path) -> None:
-    code, frame, text = run(tmp_path, "flip", "all_reduce", "--timing", "isolated", "--iters", "60")
+def test_one_flipped_element_of_one_isolated_operation(tmp_path: Path, links_file: Path) -> None:
+    code, frame, text = run(tmp_path, links_file, "flip", "all_reduce", "--timing", "isolated", "--iters", "60")
     assert code == 3
     (point,) = frame.to_dict("records")
     assert (point["status"], point["wrong"]) == ("wrong", 1)
@@ -53,8 +53,8 @@ def test_one_flipped_element_of_one_isolated_operation(tmp_path: Path) -> None:
     [("nothing", "all_reduce"), ("nothing", "all_gather"), ("swap", "all_gather"), ("swap", "all_to_all"),
      ("swap", "broadcast")],
 )  # fmt: skip
-def test_nothing_done_and_swapped_blocks(tmp_path: Path, flaw: str, collective: str) -> None:
-    code, frame, _ = run(tmp_path, flaw, collective, "--iters", "20")
+def test_nothing_done_and_swapped_blocks(tmp_path: Path, links_file: Path, flaw: str, collective: str) -> None:
+    code, frame, _ = run(tmp_path, links_file, flaw, collective, "--iters", "20")
     assert code == 3
     assert frame["timing"].tolist() == ["isolated", "streamed"]
     assert frame["status"].eq("wrong").all()
@@ -79,7 +79,9 @@ def flawed_mpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("flaw", "loop"), [("", "compiled"), ("flip", "compiled"), ("nothing", "compiled"), ("flip", "python")]
 )
-def test_mpi_that_errs_is_caught_whatever_loop_times_it(tmp_path: Path, flawed_mpi: Path, flaw: str, loop: str) -> None:
+def test_mpi_that_errs_is_caught_whatever_loop_times_it(
+    tmp_path: Path, links_file: Path, flawed_mpi: Path, flaw: str, loop: str
+) -> None:
     mpirun = find_mpirun()
     assert mpirun is not None
     # numpy does the additions of own algorithms where Python is the loop.
@@ -87,7 +89,7 @@ def test_mpi_that_errs_is_caught_whatever_loop_times_it(tmp_path: Path, flawed_m
     done = subprocess.run(
         [*mpirun_command(mpirun, 2, oversubscribed=True), "env", f"LD_PRELOAD={flawed_mpi}", sys.executable, "-m",
          "commbench", "run", "--backend", "mpi", "--collective", "all_reduce", "--algorithm", algorithms, "--sizes",
-         "4K", "--iters", "60", "--out", str(tmp_path)],
+         "4K", "--iters", "60", "--calibration", str(links_file), "--out", str(tmp_path)],
         check=False, capture_output=True, text=True, timeout=150,
         env={**mpirun_environment(os.environ, oversubscribed=True), "COMMBENCH_TEST_FLAW": flaw,
              "COMMBENCH_COMPILED": "1" if loop == "compiled" else "0"},

@@ -29,10 +29,10 @@ SKIP_CASES = 2  # strike after some points have been finished
 class Victim:
     """A run in progress, and the means to strike at one of its ranks."""
 
-    def __init__(self, tmp_path: Path, backend: str, *options: str, out: Path | None = None) -> None:
+    def __init__(self, tmp_path: Path, links: Path, backend: str, *options: str, out: Path | None = None) -> None:
         self.out = out or tmp_path / "results"
         self.pages = tmp_path / "pages"
-        arguments = ["run", "--backend", backend, *SWEEP, *options, "--out", str(self.out)]
+        arguments = ["run", "--backend", backend, *SWEEP, *options, "--out", str(self.out), "--calibration", str(links)]
         self.titles = _titles(arguments)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "commbench", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -115,8 +115,10 @@ def check_kept(out: Path, line: str, status: str) -> None:
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 @pytest.mark.parametrize("rank", [0, random.SystemRandom().randrange(1, RANKS)], ids=["rank0", "other"])
-def test_a_killed_rank_is_named(tmp_path: Path, victims: list[Victim], backend: str, rank: int) -> None:
-    victim = Victim(tmp_path, backend)
+def test_a_killed_rank_is_named(
+    tmp_path: Path, links_file: Path, victims: list[Victim], backend: str, rank: int
+) -> None:
+    victim = Victim(tmp_path, links_file, backend)
     victims.append(victim)
     beat = victim.freeze_inside(rank)
     os.kill(beat.pid, signal.SIGKILL)
@@ -131,8 +133,10 @@ def test_a_killed_rank_is_named(tmp_path: Path, victims: list[Victim], backend: 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
 @pytest.mark.parametrize("rank", [0, random.SystemRandom().randrange(1, RANKS)], ids=["rank0", "other"])
-def test_a_frozen_rank_is_named_at_the_deadline(tmp_path: Path, victims: list[Victim], backend: str, rank: int) -> None:
-    victim = Victim(tmp_path, backend, "--deadline", "5s")
+def test_a_frozen_rank_is_named_at_the_deadline(
+    tmp_path: Path, links_file: Path, victims: list[Victim], backend: str, rank: int
+) -> None:
+    victim = Victim(tmp_path, links_file, backend, "--deadline", "5s")
     victims.append(victim)
     beat = victim.freeze_inside(rank)
     code, line = victim.end(5.0 + LIMIT_S)
@@ -145,8 +149,8 @@ def test_a_frozen_rank_is_named_at_the_deadline(tmp_path: Path, victims: list[Vi
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_ctrl_c_keeps_the_points(tmp_path: Path, victims: list[Victim], backend: str) -> None:
-    victim = Victim(tmp_path, backend)
+def test_ctrl_c_keeps_the_points(tmp_path: Path, links_file: Path, victims: list[Victim], backend: str) -> None:
+    victim = Victim(tmp_path, links_file, backend)
     victims.append(victim)
     beat = victim.freeze_inside(1)
     os.kill(beat.pid, signal.SIGCONT)
@@ -157,9 +161,9 @@ def test_ctrl_c_keeps_the_points(tmp_path: Path, victims: list[Victim], backend:
     check_kept(victim.out, line, "interrupted")
 
 
-def test_a_killed_command_leaves_no_rank_behind(tmp_path: Path, victims: list[Victim]) -> None:
+def test_a_killed_command_leaves_no_rank_behind(tmp_path: Path, links_file: Path, victims: list[Victim]) -> None:
     for backend in ("gloo", "mpi"):
-        victim = Victim(tmp_path / backend, backend)
+        victim = Victim(tmp_path / backend, links_file, backend)
         victims.append(victim)
         beat = victim.freeze_inside(2)
         os.kill(beat.pid, signal.SIGCONT)
@@ -176,14 +180,16 @@ def test_a_killed_command_leaves_no_rank_behind(tmp_path: Path, victims: list[Vi
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_a_full_disk_stops_the_run_and_keeps_what_fits(tmp_path: Path, victims: list[Victim], backend: str) -> None:
+def test_a_full_disk_stops_the_run_and_keeps_what_fits(
+    tmp_path: Path, links_file: Path, victims: list[Victim], backend: str
+) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192k", "tmpfs", str(disk)], check=False)
     if mounted.returncode:
         pytest.skip("mount is not allowed here")
     try:
-        victim = Victim(tmp_path, backend, out=disk / "results")
+        victim = Victim(tmp_path, links_file, backend, out=disk / "results")
         victims.append(victim)
         output, errors = victim.process.communicate(timeout=120)
         assert victim.process.returncode == 3

@@ -19,11 +19,11 @@ EVERY = {(name, f"own:{one}") for name, known in ALGORITHMS.items() for one in k
 QUICK = ("--iters", "2", "--timing", "isolated")
 
 
-def run(out: Path, *options: str, timeout: float = 100) -> pd.DataFrame:
+def run(out: Path, links: Path, *options: str, timeout: float = 100) -> pd.DataFrame:
     """The points of a run that ends well."""
     done = subprocess.run(
-        [sys.executable, "-m", "commbench", "run", *options, "--out", str(out)], check=False, capture_output=True,
-        text=True, timeout=timeout, stdin=subprocess.DEVNULL, env=dict(os.environ),
+        [sys.executable, "-m", "commbench", "run", *options, "--calibration", str(links), "--out", str(out)], check=False,
+        capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL, env=dict(os.environ),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (path,) = out.glob("*/*")
@@ -41,9 +41,11 @@ def check(frame: pd.DataFrame) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "sizes"), [(2, "16,300K"), (3, "5000"), (4, "300K")])
-def test_every_algorithm_of_every_collective_on_both_libraries(tmp_path: Path, ranks: int, sizes: str) -> None:
+def test_every_algorithm_of_every_collective_on_both_libraries(
+    tmp_path: Path, links_file: Path, ranks: int, sizes: str
+) -> None:
     frame = run(
-        tmp_path, "--backend", "gloo,mpi", "--ranks", str(ranks), "--collective", "all", "--algorithm", "own:all",
+        tmp_path, links_file, "--backend", "gloo,mpi", "--ranks", str(ranks), "--collective", "all", "--algorithm", "own:all",
         "--sizes", sizes, "--root", str(ranks - 1), *QUICK,
     )  # fmt: skip
     layered = frame["algorithm"] == "own:hierarchical"
@@ -57,10 +59,10 @@ def test_every_algorithm_of_every_collective_on_both_libraries(tmp_path: Path, r
     assert tree["note"].fillna("").str.contains("in 2 pieces").all()
 
 
-def test_in_place_with_many_types_ops_and_pieces(tmp_path: Path) -> None:
+def test_in_place_with_many_types_ops_and_pieces(tmp_path: Path, links_file: Path) -> None:
     names = "all_reduce,reduce,all_gather"
     frame = run(
-        tmp_path, "--backend", "gloo,mpi", "--ranks", "3", "--collective", names, "--placement", "in",
+        tmp_path, links_file, "--backend", "gloo,mpi", "--ranks", "3", "--collective", names, "--placement", "in",
         "--algorithm", "own:ring/3", "--dtype", "float16,int64,bfloat16", "--op", "max,bxor,avg",
         "--sizes", "10000", *QUICK,
     )  # fmt: skip
@@ -77,9 +79,9 @@ def test_in_place_with_many_types_ops_and_pieces(tmp_path: Path) -> None:
     assert not ((left["reduce_op"] == "avg") | ((left["reduce_op"] == "bxor") & (left["dtype"] != "int64"))).any()
 
 
-def test_streamed_beside_the_library_and_in_a_group(tmp_path: Path) -> None:
+def test_streamed_beside_the_library_and_in_a_group(tmp_path: Path, links_file: Path) -> None:
     frame = run(
-        tmp_path, "--backend", "gloo,mpi", "--ranks", "3", "--group", "pair:0-2", "--budget", "3s",
+        tmp_path, links_file, "--backend", "gloo,mpi", "--ranks", "3", "--group", "pair:0-2", "--budget", "3s",
         "--collective", "all_reduce,broadcast,barrier", "--algorithm", "library,own:ring,own:dissemination",
         "--sizes", "8,1M",
     )  # fmt: skip

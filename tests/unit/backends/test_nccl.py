@@ -30,32 +30,42 @@ from commbench.cases import DTYPES, REDUCE_OPS, Case, Sweep
 from commbench.collectives import COLLECTIVES
 from commbench.launch.run import Run
 from commbench.launch.runner import run_local
+from commbench.models.links import Link, Links
+from commbench.store.calibration import CalibratedBackend, Calibration
 
 DOUBLE = Path(__file__).parent / "cuda_double"
 KERNEL_S = 10e-6  # of the double
 RANKS = 2
 Calls = list[list[dict[str, Any]]]
 Launch = Callable[..., tuple[Run, Calls]]
+# Measuring links takes a run seconds, and nothing here is asked of them.
+KNOWN_LINKS = Links(same_host=Link(latency_s=1e-6, seconds_per_byte=1e-10))
 
 
 @pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_ranks: None) -> Launch:
     """Runs a sweep on ``ranks`` processes that see ``gpus`` each; the run, and the calls of each rank's torch."""
     calls = tmp_path / "calls"
     calls.mkdir()
 
-    def run(*, gpus: int, ranks: int = RANKS, **sweep: Any) -> tuple[Run, Calls]:
+    def run(*, gpus: int, ranks: int = RANKS, calibrate: bool = False, **sweep: Any) -> tuple[Run, Calls]:
         path = os.pathsep.join(filter(None, (str(DOUBLE), os.environ.get("PYTHONPATH"))))
         for name, value in {"PYTHONPATH": path, "COMMBENCH_TEST_CUDA": calls, "COMMBENCH_TEST_GPUS": gpus}.items():
             monkeypatch.setenv(name, str(value))
         found = run_local(
             Sweep(**{"backends": ("nccl",), "sizes": (4096,), "iterations": 4, "budget_s": 5.0, **sweep}),
             ranks=ranks, out=tmp_path / "results", on_event=lambda event: None,
+            given=None if calibrate else known_links(ranks),
         )  # fmt: skip
         files = sorted(calls.glob("rank-*.jsonl"))
         return found, [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
     return run
+
+
+def known_links(ranks: int) -> Calibration:
+    found = CalibratedBackend(version="", settings={}, links=KNOWN_LINKS)
+    return Calibration(path=Path("links.json"), hosts=("a",) * ranks, backends={"nccl": found})
 
 
 def case(**fields: Any) -> Case:
