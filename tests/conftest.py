@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from commbench.launch.start import find_mpirun
+from commbench.models.links import Link, Links
+from commbench.store.calibration import write_calibration
 
 
 def _why_no_mpi() -> str | None:
@@ -67,3 +69,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, why_not in WHY_NOT.items():
         if item.get_closest_marker(marker) and (reason := why_not()):
             pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def links_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For ``--calibration`` of runs of which nothing is asked that depends on it: measuring links takes each seconds."""
+    file = tmp_path_factory.mktemp("links") / "links.json"
+    same, other = Link(latency_s=1e-6, seconds_per_byte=1e-10), Link(latency_s=5e-5, seconds_per_byte=8e-8)
+    links = Links(same_host=same, other_host=other).to_dict()
+    backends = {name: {"version": "", "settings": {}, "links": links, "windows": []} for name in ("gloo", "mpi")}
+    write_calibration(file, hosts=("a", "b"), backends=backends)
+    return file

@@ -15,13 +15,15 @@ SIZE = 1 << 20
 HOSTS = (0, 0, 1, 1)
 
 
-def test_hierarchical_algorithms_cross_the_link_once(virtual_cluster: Callable[..., Any], tmp_path: Path) -> None:
+def test_hierarchical_algorithms_cross_the_link_once(
+    virtual_cluster: Callable[..., Any], links_file: Path, tmp_path: Path
+) -> None:
     cluster = virtual_cluster(hosts=2, rate="100mbit", ranks_per_host=2)
     done = cluster.run(
         [sys.executable, "-m", "commbench", "run", "--backend", "mpi",
          "--collective", ",".join(sorted({name for name, _ in HIERARCHICAL})),
          "--algorithm", "own:hierarchical,own:ring", "--sizes", str(SIZE), "--timing", "isolated", "--iters", "3",
-         "--out", str(tmp_path)],
+         "--calibration", str(links_file), "--out", str(tmp_path)],
         timeout=150,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.mpi
 
 RANKS = 4
 LIMIT_S = 15.0
-SWEEP = ("--collective", "all_reduce,all_gather", "--sizes", "64K,1M", "--ranks", str(RANKS), "--for", "5m")
+SWEEP = ("--collective", "all_reduce,all_gather", "--sizes", "64K,1M", "--ranks", str(RANKS), "--for", "5m",
+         "--max-time", "0.3s")  # fmt: skip
 SKIP_CASES = 2  # strike after some points have been finished
 
 
@@ -185,11 +186,11 @@ def test_a_full_disk_stops_the_run_and_keeps_what_fits(
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192k", "tmpfs", str(disk)], check=False)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], check=False)
     if mounted.returncode:
         pytest.skip("mount is not allowed here")
     try:
-        victim = Victim(tmp_path, links_file, backend, out=disk / "results")
+        victim = Victim(tmp_path, links_file, backend, "--iters", "3", out=disk / "results")
         victims.append(victim)
         output, errors = victim.process.communicate(timeout=120)
         assert victim.process.returncode == 3

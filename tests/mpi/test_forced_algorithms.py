@@ -65,10 +65,10 @@ def test_every_all_reduce_is_right_and_read_back(tmp_path: Path, ranks: int) -> 
     assert set(big.index[big["predicted_s"].notna()]) == known
 
 
-def test_a_name_of_one_backend_and_collective_is_skipped_by_the_others(tmp_path: Path) -> None:
+def test_a_name_of_one_backend_and_collective_is_skipped_by_the_others(tmp_path: Path, links_file: Path) -> None:
     frame = run(
         tmp_path, "--backend", "gloo,mpi", "--collective", "all_gather,barrier", "--sizes", "4K",
-        "--algorithm", "ring,two_proc",
+        "--algorithm", "ring,two_proc", "--calibration", str(links_file),
     )  # fmt: skip
     found = {(p["backend"], p["collective"], p["algorithm"]): p["reason"] or p["status"] for p in frame.fillna({"reason": ""}).to_dict("records")}  # fmt: skip
     gloo = "gloo cannot be told which algorithm to use"
@@ -80,10 +80,10 @@ def test_a_name_of_one_backend_and_collective_is_skipped_by_the_others(tmp_path:
     }  # fmt: skip
 
 
-def test_what_open_mpi_does_not_take_is_not_measured(tmp_path: Path) -> None:
+def test_what_open_mpi_does_not_take_is_not_measured(tmp_path: Path, links_file: Path) -> None:
     frame = run(
         tmp_path, "--backend", "mpi", "--collective", "all_reduce", "--sizes", "4K", "--algorithm", "ring",
-        OMPI_MCA_coll="^tuned",
+        "--calibration", str(links_file), OMPI_MCA_coll="^tuned",
     )  # fmt: skip
     (point,) = frame.to_dict("records")
     assert (point["status"], point["reason"]) == (

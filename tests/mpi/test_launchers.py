@@ -218,8 +218,11 @@ def finished(out: Path) -> int:
 
 
 @pytest.mark.parametrize(("backend", "victim"), [("mpi", 2), ("mpi", 0), ("gloo", 1)])
-def test_a_killed_rank_is_named_and_the_points_are_kept(backend: str, victim: int, tmp_path: Path) -> None:
-    options = ("--backend", backend, "--collective", "all_reduce", "--sizes", "1K,64K", "--for", "2m", "--budget", "1s")
+def test_a_killed_rank_is_named_and_the_points_are_kept(
+    backend: str, victim: int, tmp_path: Path, links_file: Path
+) -> None:
+    options = ("--backend", backend, "--collective", "all_reduce", "--sizes", "1K,64K", "--for", "2m", "--budget", "1s",
+               "--calibration", str(links_file))  # fmt: skip
     with job(mpirun(3, *options), tmp_path) as process:
         deadline = time.monotonic() + 60
         while finished(tmp_path) < 2:

@@ -155,10 +155,11 @@ def test_the_launches_become_one_row_a_case(whole: tuple[pd.DataFrame, Path, str
 # -- further runs ----------------------------------------------------------------------------------
 
 
-def test_groups_and_placements_of_four_ranks(tmp_path: Path) -> None:
+def test_groups_and_placements_of_four_ranks(tmp_path: Path, links_file: Path) -> None:
     frame, _, _ = run(
         tmp_path, "--ranks", "4", "--group", "pair:1-2,node,rail", "--placement", "out,in", "--iters", "20", "--collective",
         "all_reduce,all_gather,all_to_all,broadcast", "--root", "1", "--sizes", "4K", "--timing", "isolated",
+        "--calibration", str(links_file),
     )  # fmt: skip
     # Both libraries, four collectives, three groups, two placements.
     assert len(frame) == 48
@@ -177,10 +178,10 @@ def test_groups_and_placements_of_four_ranks(tmp_path: Path) -> None:
     assert measured["oversubscribed"].eq(4 > len(os.sched_getaffinity(0))).all()
 
 
-def test_no_type_and_no_op_is_left_out_in_silence(tmp_path: Path) -> None:
+def test_no_type_and_no_op_is_left_out_in_silence(tmp_path: Path, links_file: Path) -> None:
     frame, _, _ = run(
         tmp_path, "--collective", "all_reduce,all_gather", "--dtype", "all", "--op", "all", "--sizes", "1K", "--iters", "3",
-        "--timing", "isolated",
+        "--timing", "isolated", "--calibration", str(links_file),
     )  # fmt: skip
     assert len(frame) == 2 * (len(DTYPES) * len(REDUCE_OPS) + len(DTYPES))
     assert set(frame["status"]) == {"ok", "skipped"}

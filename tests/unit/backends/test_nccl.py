@@ -1,7 +1,7 @@
 """The nccl backend on a machine without GPUs: against the rules of torch's own, and over a double of torch.cuda.
 
-The double (cuda_double/) takes the place of the library, in real rank processes that commbench starts; nothing of
-commbench is replaced.
+The double (cuda_double/) takes the place of the library, in real rank processes; nothing of commbench is replaced but
+how they are started (conftest.py), and links are given but where they are measured over the double too.
 """
 
 from __future__ import annotations
@@ -443,7 +443,9 @@ def test_ranks_outside_the_groups_keep_step_with_the_barrier(launch: Launch) -> 
 def test_roots_and_neighbours_are_named_by_their_world_rank(launch: Launch) -> None:
     """In a pair out of three ranks, root 1 of the group is rank 2 of the world."""
     collectives = ("broadcast", "reduce", "gather", "scatter", "send_recv", "all_gather")
-    run, calls = launch(gpus=3, ranks=3, groups=("pair:0-2",), root=1, timings=("isolated",), collectives=collectives)
+    run, calls = launch(
+        gpus=3, ranks=3, groups=("pair:0-2",), root=1, timings=("isolated",), collectives=collectives, calibrate=True
+    )
     check_points(run)
     for mine in (calls[0], calls[2]):
         assert {call["root"] for call in mine if "root" in call} == {2}
