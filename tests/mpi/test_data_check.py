@@ -101,7 +101,7 @@ def test_mpi_that_errs_is_caught_whatever_loop_times_it(
     if not flaw:
         assert done.returncode == 0, done.stderr
         assert frame["status"].eq("ok").all()
-        assert isolated["verified"].eq(60).all()
+        assert isolated["verified"].ge(30).all()  # the first round whole, later ones as far as time allows
         return
     assert done.returncode == 3
     assert isolated["status"].eq("wrong").all()
