@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from commbench.collectives import COLLECTIVES, Collective
+from commbench.collectives import EVERY, Collective
 from commbench.registry import unknown_name
+from commbench.workloads import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +117,8 @@ def group_members(group: str, layout: Layout) -> tuple[tuple[int, ...], ...]:
 class Case:
     """One thing to measure. ``bytes`` is what is moved, ``requested_bytes`` what was asked for.
 
-    ``reduce_op`` is None where nothing is reduced, ``dtype`` stays (it sets the element). ``skip`` says why the case
-    cannot be run, known before any rank starts.
+    ``reduce_op`` is None where nothing is reduced, ``dtype`` stays (it sets the element). ``workload`` is what a routed
+    collective sends. ``skip`` says why the case cannot be run, known before any rank starts.
     """
 
     collective: str
@@ -136,11 +137,12 @@ class Case:
     buffers: str = "plain"
     ranks: int
     nodes: int
+    workload: Workload | None = None
     skip: str | None = None
 
     @property
     def spec(self) -> Collective:
-        return COLLECTIVES[self.collective]
+        return EVERY[self.collective]
 
     @property
     def itemtype(self) -> Dtype:
@@ -167,6 +169,8 @@ class Case:
         identity = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "skip"}
         if self.buffers == "plain":  # what all were before there was a choice
             del identity["buffers"]
+        if self.workload is None:
+            del identity["workload"]
         return hashlib.sha256(repr(sorted(identity.items())).encode()).hexdigest()[:12]
 
     @property
@@ -177,15 +181,18 @@ class Case:
         where = "" if self.group == "world" else f" in {self.group}"
         graph = "" if self.execution == "eager" else f" {self.execution}"
         buffers = "" if self.buffers == "plain" else f" {self.buffers} buffers"
-        how = f"{self.dtype}{op} {self.placement} {self.timing}{graph}{buffers}"
-        return f"{self.backend} {self.collective} {self.bytes} B {how}{by}{where}"
+        what = f"{self.bytes} B" if self.workload is None else self.workload.title
+        placement = f" {self.placement}" if self.workload is None else ""
+        how = f"{self.dtype}{op}{placement} {self.timing}{graph}{buffers}"
+        return f"{self.backend} {self.collective} {what} {how}{by}{where}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Case:
-        return cls(**values)
+        workload = values.get("workload")
+        return cls(**{**values, "workload": None if workload is None else Workload(**workload)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +200,8 @@ class Sweep:
     """What to measure and how, as every rank needs to know it. Times in seconds.
 
     ``budget_s`` None means 0.3 s a case. ``iterations`` fixes the count and turns the stopping rule off. ``left_out``:
-    pairs of collective and algorithm of which no cases are made.
+    pairs of collective and algorithm of which no cases are made. ``workloads``: what routed collectives send, in place of
+    ``sizes``.
     """
 
     backends: tuple[str, ...] = ("gloo", "mpi")
@@ -208,6 +216,7 @@ class Sweep:
     buffers: tuple[str, ...] = ("plain",)
     algorithms: tuple[str, ...] = ("library",)
     left_out: tuple[tuple[str, str], ...] = ()
+    workloads: tuple[Workload, ...] = ()
     root: int = 0
     cache: str = "rotate"
     precision: float = 0.02
@@ -226,6 +235,7 @@ class Sweep:
     def from_dict(cls, values: dict[str, Any]) -> Sweep:
         given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         given["left_out"] = tuple(tuple(pair) for pair in given.get("left_out", ()))
+        given["workloads"] = tuple(Workload(**workload) for workload in given.get("workloads", ()))
         return cls(**given)
 
     def expand(self, layout: Layout) -> tuple[Case, ...]:
@@ -238,7 +248,7 @@ class Sweep:
             raise ValueError(f"root {self.root} is outside the world: ranks are 0 to {layout.world - 1}")
         found: dict[Case, None] = {}
         for backend, name in itertools.product(self.backends, self.collectives):
-            for case in self._cases_of(backend, COLLECTIVES[name], layout):
+            for case in self._cases_of(backend, EVERY[name], layout):
                 found.setdefault(case)
         return _without_repeats(tuple(found))
 
@@ -246,23 +256,31 @@ class Sweep:
         ops: tuple[str | None, ...] = self.ops if spec.reduces else (None,)
         # A barrier carries no data: one size, type, placement and kind of buffer say all there is to say.
         dtypes = self.dtypes if spec.sized else self.dtypes[:1]
+        dtypes = dtypes if spec.dtype is None else (spec.dtype,)
         placements = self.placements if spec.sized else ("out",)
         kinds = self.buffers if spec.sized else ("plain",)
-        sizes = self.sizes if spec.sized else (0,)
+        sizes: tuple[int | Workload, ...] = self.sizes if spec.sized else (0,)
+        if spec.routed:
+            sizes = self.workloads
         algorithms = [name for name in self.algorithms if (spec.name, name) not in self.left_out]
-        for group, algorithm, dtype, op, placement, timing, execution, buffers, size in itertools.product(
+        for group, algorithm, dtype, op, placement, timing, execution, buffers, asked in itertools.product(
             self.groups, algorithms, dtypes, ops, placements, self.timings, self.executions, kinds, sizes
         ):
             members = group_members(group, layout)
             host_of = layout.host_of
             counts = sorted({len(ranks) for ranks in members})
             ranks = counts[-1]
-            moved = spec.message_bytes(size, DTYPES[dtype].itemsize, ranks)
+            if isinstance(asked, Workload):
+                workload, size = asked, asked.message_bytes(dtype)
+                moved = size
+            else:
+                workload, size = None, asked
+                moved = spec.message_bytes(size, DTYPES[dtype].itemsize, ranks)
             yield Case(
                 collective=spec.name, backend=backend, algorithm=algorithm, group=group, bytes=moved,
                 requested_bytes=size, dtype=dtype, reduce_op=op, placement=placement, timing=timing,
                 root=self.root if spec.rooted else 0, execution=execution, cache=self.cache, buffers=buffers, ranks=ranks,
-                nodes=max(len({host_of[rank] for rank in ranks_}) for ranks_ in members),
+                nodes=max(len({host_of[rank] for rank in ranks_}) for ranks_ in members), workload=workload,
                 skip=_why_not(spec, size, moved, dtype, op, placement, group, counts, self.root),
             )  # fmt: skip
 

@@ -32,6 +32,8 @@ class Collective:
 
     ``input_blocks(rank, n, root)`` and ``output(rank, n, root)`` count in blocks. A block is the whole
     message where ``split`` is false, and message / n where it is true. ``bytes`` in a case is the whole message.
+    Where it is ``routed``, data decide who sends what to whom: there are no blocks, and a case has a workload.
+    ``dtype`` is the one element type that it is done in, None where a case chooses.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Collective:
     rooted: bool = False
     in_place: bool = True
     sized: bool = True
+    routed: bool = False
+    dtype: str | None = None
 
     def block_elements(self, message_elements: int, ranks: int) -> int:
         """Elements of one block of a message of ``message_elements``."""
@@ -168,4 +172,22 @@ _ENTRIES = (
     ),
 )
 
+# Data decide who sends what to whom: their cases have a workload (commbench/workloads.py) in place of a message.
+_ROUTED_ENTRIES = tuple(
+    Collective(
+        name=name,
+        bus_factor=lambda n: 1.0,
+        split=False,
+        in_place=False,
+        routed=True,
+        dtype=dtype,
+        input_blocks=lambda rank, n, root: 0,
+        output=lambda rank, n, root: (),
+    )
+    # Experts' results are added in full: all libraries combine in 16 bits what they dispatched in 8.
+    for name, dtype in (("moe_dispatch", None), ("moe_combine", "bfloat16"))
+)
+
 COLLECTIVES: dict[str, Collective] = {entry.name: entry for entry in _ENTRIES}
+ROUTED: dict[str, Collective] = {entry.name: entry for entry in _ROUTED_ENTRIES}
+EVERY: dict[str, Collective] = COLLECTIVES | ROUTED

@@ -123,6 +123,23 @@ class Point:
     channels: int | None = None  # over how many, as it says
     buffers: str = "plain"  # what the library knows of the memory: "registered" or "symmetric" too
     pass_index: int = 0  # soak runs measure the same case again and again
+    # Of a routed collective alone (docs/moe.md).
+    tokens: int | None = None  # per rank
+    hidden: int | None = None
+    experts: int | None = None
+    topk: int | None = None
+    mode: str | None = None
+    routing: str | None = None
+    experts_on: str | None = None
+    workload: dict[str, Any] = field(default_factory=dict)  # all of what it was asked to send
+    bytes_convention: str | None = None  # which of `convention_bytes` the algorithm bandwidth is of
+    convention_bytes: dict[str, float] = field(default_factory=dict)  # a rank's mean over iterations and ranks, by name
+    load: dict[str, Any] = field(default_factory=dict)  # how evenly ranks and experts are loaded
+    phases: dict[str, float] = field(default_factory=dict)  # seconds of each, on the rank that was done last
+    rank_times: list[float] = field(default_factory=list)  # per rank the median from the common start to its end
+    straggler: dict[str, Any] = field(default_factory=dict)  # the slowest rank, and whether its load explains it
+    matched: dict[str, float] = field(default_factory=dict)  # a plain all_to_all of the same bytes, beside it
+    quantise_error: float | None = None  # relative, of the values that were sent in 8 bits
 
     def to_json(self) -> str:
         """One line of JSON, without NaN or infinity (which JSON has not: they become null)."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from commbench.backends.experts import AllToAllV, ExpertLibrary
 from commbench.backends.forcing import Chosen
 from commbench.cases import Case
 from commbench.measure.data import Pattern
@@ -106,6 +107,12 @@ class Backend(Protocol):
 
     def messenger(self, members: tuple[int, ...]) -> Messenger:
         """Messages within a group that has been joined, of which this rank is one."""
+
+    def all_to_all_v(self, members: tuple[int, ...]) -> AllToAllV | None:
+        """Exchanges of torch's memory within a group that has been joined; None where it has none."""
+
+    def expert_library(self, members: tuple[int, ...]) -> ExpertLibrary | None:
+        """The library's own dispatch and combine within a group that has been joined; None where it has none."""
 
     def why_not_reduce(self, dtype: str, op: str) -> str | None:
         """Why a messenger of this backend cannot reduce elements of this type by this op, or None."""

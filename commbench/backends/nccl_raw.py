@@ -170,6 +170,12 @@ class NcclRaw:
     def estimate(self, case: Case, members: tuple[int, ...]) -> float | None:
         return self._account.estimate(case, members)
 
+    def all_to_all_v(self, members: tuple[int, ...]) -> None:
+        return None
+
+    def expert_library(self, members: tuple[int, ...]) -> None:
+        return None
+
     def why_not_reduce(self, dtype: str, op: str) -> str | None:
         bits_of_floats = op in ("band", "bor", "bxor") and dtype.startswith("float")
         if op not in _LOCAL_OPS or not hasattr(np, dtype) or bits_of_floats:

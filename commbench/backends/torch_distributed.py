@@ -122,6 +122,12 @@ class TorchDistributed:
     def messenger(self, members: tuple[int, ...]) -> TorchMessenger:
         raise NotImplementedError
 
+    def all_to_all_v(self, members: tuple[int, ...]) -> None:
+        return None
+
+    def expert_library(self, members: tuple[int, ...]) -> None:
+        return None
+
     def why_not_reduce(self, dtype: str, op: str) -> str | None:
         """torch's own answer, to one element."""
         if op not in _LOCAL_OPS or not hasattr(torch, dtype):

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commbench.cases import Case, Layout, Sweep, group_members, parse_group
+from commbench.workloads import Workload
 
+WORKLOAD = Workload(tokens=16, hidden=256, experts=8, topk=2)
 TWO_BY_TWO = Layout(hosts=("a", "a", "b", "b"))
 ROUND_ROBIN = Layout(hosts=("a", "b", "a", "b", "a", "b"))
 UNEVEN = Layout(hosts=("b", "a", "a", "b", "a"))
@@ -115,6 +117,7 @@ def test_everything_but_the_reason_to_skip_is_identity() -> None:
         "collective": "all_gather", "backend": "mpi", "algorithm": "own:ring", "group": "node", "bytes": 1020,
         "requested_bytes": 1025, "dtype": "int32", "reduce_op": "max", "placement": "in", "timing": "streamed",
         "root": 1, "execution": "graph", "cache": "warm", "buffers": "registered", "ranks": 2, "nodes": 2,
+        "workload": WORKLOAD,
     }  # fmt: skip
     assert set(changes) == {field.name for field in dataclasses.fields(Case)} - {"skip"}
     found = {base.case_id, *(case(**{name: value}).case_id for name, value in changes.items())}
@@ -136,7 +139,16 @@ def test_buffers_that_are_not_plain_are_in_the_title() -> None:
 def test_a_case_and_a_sweep_survive_json() -> None:
     one = case(skip="x", reduce_op=None)
     assert Case.from_dict(json.loads(json.dumps(one.to_dict()))) == one
-    sweep = Sweep(sizes=(8, 16), dtypes=("int8",), soak_s=3.0, label="ä", left_out=(("barrier", "own:ring"),))
+    routed = case(collective="moe_dispatch", workload=WORKLOAD)
+    assert Case.from_dict(json.loads(json.dumps(routed.to_dict()))) == routed
+    sweep = Sweep(
+        sizes=(8, 16),
+        dtypes=("int8",),
+        soak_s=3.0,
+        label="ä",
+        left_out=(("barrier", "own:ring"),),
+        workloads=(WORKLOAD,),
+    )
     assert Sweep.from_dict(json.loads(json.dumps(sweep.to_dict()))) == sweep
 
 
@@ -159,6 +171,24 @@ def test_every_combination_once_with_sizes_ascending_within() -> None:
     assert [one.backend for one in cases] == ["gloo"] * 96 + ["mpi"] * 96
     assert [one.bytes for one in cases[:4]] == [1024, 4096, 1024, 4096]
     assert {one.reduce_op for one in cases if one.collective == "broadcast"} == {None}
+
+
+def test_routed_collectives_have_workloads_for_sizes_and_a_combine_is_in_bfloat16() -> None:
+    larger = dataclasses.replace(WORKLOAD, tokens=64)
+    cases = expand(
+        collectives=("moe_dispatch", "moe_combine"), dtypes=("float8_e4m3fn", "bfloat16"), workloads=(WORKLOAD, larger)
+    )
+    # 16 tokens to 2 experts each: 256 values of 8 bits with 2 scales of 4 B, or of 16 bits.
+    assert [(one.collective, one.dtype, one.workload, one.bytes) for one in cases] == [
+        ("moe_dispatch", "float8_e4m3fn", WORKLOAD, 32 * 264), ("moe_dispatch", "float8_e4m3fn", larger, 128 * 264),
+        ("moe_dispatch", "bfloat16", WORKLOAD, 32 * 512), ("moe_dispatch", "bfloat16", larger, 128 * 512),
+        ("moe_combine", "bfloat16", WORKLOAD, 32 * 512), ("moe_combine", "bfloat16", larger, 128 * 512),
+    ]  # fmt: skip
+    assert all(one.bytes == one.requested_bytes and one.reduce_op is None for one in cases)
+    assert len({one.case_id for one in cases}) == 6
+    assert cases[0].title == (
+        "gloo moe_dispatch 16 tokens x 256, top 2 of 8, throughput, uniform float8_e4m3fn isolated"
+    )
 
 
 def test_executions_are_cases_of_their_own_and_in_the_title() -> None:
