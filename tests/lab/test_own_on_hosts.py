@@ -35,8 +35,9 @@ def test_hierarchical_algorithms_cross_the_link_once(
         assert point["wrong"] == 0
         assert point["verified"] > 0
         share = max(leaving(build(collective, algorithm[4:], 4, hosts=HOSTS), HOSTS).values())
-        # The token bucket lets 32 kB pass at once.
-        assert point["time_min_s"] > (float(share) * SIZE - 64e3) / RATE_BPS, (collective, algorithm)
+        # Before the last rank's start, from which `time_s` counts, the others may have sent already; nothing was sent
+        # before the first. The token bucket lets 32 kB pass at once.
+        assert point["time_first_s"] > (float(share) * SIZE - 64e3) / RATE_BPS, (collective, algorithm)
     # Out of each host go 2(k-1)/k of the message instead of 2(n-1)/n: two thirds of the time.
-    layered, flat = (points["all_reduce", f"own:{name}"]["time_min_s"] for name in ("hierarchical", "ring"))
+    layered, flat = (points["all_reduce", f"own:{name}"]["time_first_s"] for name in ("hierarchical", "ring"))
     assert layered < 0.85 * flat
