@@ -8,6 +8,7 @@ one batch of back-to-back operations.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ STREAMED_BATCH_S = 2e-3
 # are over a millisecond of a 200 Mbit/s link, in which short messages would seem to move at the speed of memory.
 STREAMED_BATCH_BETWEEN_HOSTS_S = 20e-3
 MAX_BATCH = 20_000
+# A batch that took less than this part of that is made longer, so many times at most.
+SHORT_BATCH, MOST_RESIZED = 0.8, 8
 # A start is set this far ahead on one host, and for each rank, that all hear of it in time: with a core of their own, and
 # without. Between hosts the control plane's connections take longer.
 LEAD_S, LEAD_A_RANK_S, LEAD_A_SLEEPER_S, LEAD_BETWEEN_HOSTS_S = 3e-4, 5e-5, 3e-4, 5e-4
@@ -270,6 +273,7 @@ class _Head:
     checked: int = 0
     spread: float = 1.5
     batch: int = 1
+    resized: int = 0
     host_s: list[float] = field(default_factory=list)
     starved: list[float] = field(default_factory=list)
     behind_barrier: bool = False
@@ -293,10 +297,36 @@ class _Head:
         if rule.iterations is not None:
             batch = max(1, rule.iterations // 10)
         else:
-            long_enough = STREAMED_BATCH_BETWEEN_HOSTS_S if self.settings.between_hosts else STREAMED_BATCH_S
-            batch = int(min(long_enough, rule.limit_s / 20) / self.estimate_s)
+            batch = int(self._batch_s / self.estimate_s)
+        return max(2, min(batch, self._most_batch))
+
+    @property
+    def _batch_s(self) -> float:
+        """How long a batch is to take."""
+        long_enough = STREAMED_BATCH_BETWEEN_HOSTS_S if self.settings.between_hosts else STREAMED_BATCH_S
+        return min(long_enough, self.settings.rule.limit_s / 20)
+
+    @property
+    def _most_batch(self) -> int:
         # An operation that overwrites its input may use each set once only.
-        return max(2, min(batch, MAX_BATCH if self.repeatable else self.sets))
+        return MAX_BATCH if self.repeatable else max(2, self.sets)
+
+    def _batch_is_short(self, found: Iterations) -> bool:
+        """Whether batches have to be of more operations from now on: seen before any has counted.
+
+        Operations that have just begun can take many times longer than those of a stream, and batches that were sized by
+        them would measure beginnings.
+        """
+        rule = self.settings.rule
+        if not self.settings.streamed or rule.iterations is not None or self.found or self.wrong:
+            return False
+        took_s = max(1e-7, float(np.median(found.time)))
+        if took_s >= SHORT_BATCH * self._batch_s or self.batch >= self._most_batch or self.resized >= MOST_RESIZED:
+            return False
+        self.resized += 1
+        self.estimate_s = took_s / self.batch
+        self.batch = min(self._most_batch, math.ceil(self.batch * self._batch_s / took_s))
+        return True
 
     def plan(self) -> dict[str, Any]:
         rule = self.settings.rule
@@ -357,6 +387,8 @@ class _Head:
         if self._clock_is_unsure(found):
             # What this round has found tells how long the case takes, and no more.
             self.estimate_s = max(1e-7, float(np.percentile(found.first, 90)))
+            return
+        if self._batch_is_short(found):
             return
         self.rounds.append(stamps)
         self.found.append(found)

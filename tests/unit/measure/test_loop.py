@@ -297,6 +297,46 @@ def learn(one: _Head, times_us: list[float], skews_us: list[float], ahead_ns: in
     )
 
 
+def batch(one: _Head, took_us: float) -> dict[str, Any]:
+    """One batch of a streamed case, planned and gathered; returns its plan."""
+    plan = one.plan()
+    stamps = np.array([[0, took_us * 1000]], dtype=np.int64)
+    value = {"wrong": 0, "timed_s": took_us * 1e-6, "check_s": 0.0, "host_s": None, "starved": None, "ahead_ns": 1000}
+    one.learn(plan, [(value, stamps.tobytes())] * 2)
+    return plan
+
+
+def streamed_head(rule: StoppingRule, *, repeatable: bool = True) -> _Head:
+    settings = Settings(streamed=True, rule=rule, deadline_s=1.0, clock=OneClock(), spin=False)
+    return _Head(settings=settings, groups=((0, 1),), sets=10, repeatable=repeatable, estimate_s=1e-3, checkable=False)
+
+
+def test_batches_that_turn_out_short_are_made_longer_before_any_counts() -> None:
+    # 2 ms are wanted, and an operation was thought to take one. 2 take 0.1 ms: 40 should do; they take 1.7 ms, which will.
+    one = streamed_head(StoppingRule(precision=0.02, limit_s=5.0, limit_name="max_time"))
+    assert [batch(one, took_us)["count"] for took_us in (100, 1700, 1700)] == [2, 40, 40]
+    found = one.result("max_time", None, 0.0)
+    assert (found.batch, found.summary.count, found.summary.median) == (40, 2, pytest.approx(42.5e-6))
+    # Once one counts, all have its size.
+    assert [batch(one, 100)["count"], one.plan()["count"]] == [40, 40]
+
+
+def test_batches_are_made_longer_no_further_than_sets_and_patience_go() -> None:
+    rule = StoppingRule(precision=0.02, limit_s=5.0, limit_name="max_time")
+    one = streamed_head(rule, repeatable=False)
+    assert [batch(one, took_us)["count"] for took_us in (100, 300, 300)] == [2, 10, 10]
+    assert one.result("max_time", None, 0.0).summary.count == 2
+    # Each longer batch is quicker still: eight times it is believed.
+    two = streamed_head(rule)
+    counts = [batch(two, 1000)["count"] for _ in range(10)]
+    assert counts == [2, 4, 8, 16, 32, 64, 128, 256, 512, 512]
+
+
+def test_a_fixed_number_of_operations_keeps_its_batches() -> None:
+    one = streamed_head(StoppingRule(precision=0.02, limit_s=5.0, limit_name="max_time", iterations=40))
+    assert [batch(one, 10)["count"] for _ in range(3)] == [4, 4, 4]
+
+
 def test_iterations_that_do_not_count_do_not_make_it_precise() -> None:
     one = head(StoppingRule(precision=0.02, limit_s=1e9, limit_name="budget"))
     for number in range(2 * MIN_ROUNDS):
