@@ -61,12 +61,26 @@ def three_runs(tmp_path: Path) -> Path:
 
 def test_which_intervals_hold_the_pooled_median(three_runs: Path) -> None:
     done = study("--runs", "3", "--launches", "6", "--sizes", "8", "--out", str(three_runs))
-    assert done.returncode == 1
+    assert done.returncode == 0
     assert done.stderr == ""  # nothing was run
-    (share,) = lines_with(done, "share of runs, all sizes")
-    assert share.split() == ["MISS", "share", "of", "runs,", "all", "sizes", "0.667", ">=", "0.85"]
+    (share,) = lines_with(done, "share of runs, all sizes, of launches in a row")
+    assert share.split()[-1] == "0.667"
+    # Every third launch makes a run, such as 0.9, 0.95, 0.8, 0.9, 1.2, 1.1: all three hold 1.0.
+    (share,) = lines_with(done, "the same launches, spread over the time  ")
+    assert share.split()[0] == "ok"
+    assert share.split()[-3:] == ["1.000", ">=", "0.85"]
     # Ranges 0.2 of each run, and six launches' interval is their range.
     assert lines_with(done, "width of the interval")[0].split()[-3:] == ["0.200", "<=", "0.2"]
+
+
+def test_launches_that_are_spread_and_yet_miss(tmp_path: Path) -> None:
+    # Every second launch is alike: spread, one run has all of one kind and the other all of the other.
+    for number in (1, 2):
+        store(tmp_path, number, [1.0, 9.0] * 3)
+    done = study("--runs", "2", "--launches", "6", "--sizes", "8", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert lines_with(done, "all sizes, of launches in a row")[0].split()[-1] == "1.000"
+    assert lines_with(done, "spread over the time  ")[0].split()[-3:] == ["0.000", ">=", "0.85"]
 
 
 def test_how_much_the_median_of_launches_varies(three_runs: Path) -> None:
