@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class AllToAllV(Protocol):
     """Exchanges of bytes of which every pair of ranks has its own number, over a library's own call."""
 
+    device: torch.device
+
     def post(
         self, given: torch.Tensor, give: Sequence[int], taken: torch.Tensor, take: Sequence[int]
     ) -> Callable[[], Any]:
@@ -30,6 +32,9 @@ class AllToAllV(Protocol):
         ``given`` and ``taken`` are contiguous uint8 tensors that hold the ranks' parts back to back, in the order of
         the ranks of the group; this rank's own part is copied.
         """
+
+    def finish(self) -> None:
+        """Wait until the device is done with what was posted and waited for; nothing where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,14 +83,18 @@ class Received:
 class ExpertExchange(Protocol):
     """Dispatch and combine for one case's workload, on this rank.
 
-    A call returns when this rank's part is complete on the host, or enqueued on the device. ``marks`` has room for one
-    stamp (ns of the monotonic clock; on a device they are an event's, see ``phases_ns``) at the end of each phase.
+    A call returns when this rank's part is complete on the host, or enqueued on the device.
     """
 
     dispatch_phases: tuple[str, ...]
     combine_phases: tuple[str, ...]
 
-    def dispatch(self, batch: Batch) -> Received: ...
+    def learn(self, batch: Batch) -> Any:
+        """What a dispatch of this batch may know beforehand where counts are ``known``, else None; a call of all ranks,
+        not timed."""
+
+    def dispatch(self, batch: Batch, known: Any = None) -> Received:
+        """``known``: of ``learn``, for the same slots."""
 
     def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
         """[T, H] bfloat16: each token's sum of its experts' rows, times its weights. ``rows``: [N, H] bfloat16, laid out

@@ -141,8 +141,8 @@ class Mpi:
     def messenger(self, members: tuple[int, ...]) -> MpiMessenger:
         return MpiMessenger(self._comms[members], self._compiled)
 
-    def all_to_all_v(self, members: tuple[int, ...]) -> None:
-        return None
+    def all_to_all_v(self, members: tuple[int, ...]) -> MpiAllToAllV:
+        return MpiAllToAllV(self._comms[members])
 
     def expert_library(self, members: tuple[int, ...]) -> None:
         return None
@@ -257,6 +257,28 @@ class MpiMessenger:
         if self._compiled is None or not all(hasattr(call, "write") for calls in sets for call in calls):
             return rotate(sets)
         return Programs(self._compiled, sets).repeat  # type: ignore[arg-type]  # calls of this messenger
+
+
+class MpiAllToAllV:
+    """MPI_Ialltoallv on the memory of torch's tensors."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        import torch  # only what hands over tensors asks for this, and it has loaded torch
+
+        self.device = torch.device("cpu")
+        self._comm = comm
+
+    def post(self, given: Any, give: Sequence[int], taken: Any, take: Sequence[int]) -> Callable[[], Any]:
+        if max(sum(give), sum(take)) >= 2**31:
+            raise RuntimeError(
+                f"MPI_Alltoallv counts in 31 bits, and {max(sum(give), sum(take))} B are to be exchanged"
+            )
+        request = self._comm.Ialltoallv([given.numpy(), list(give), MPI.BYTE], [taken.numpy(), list(take), MPI.BYTE])
+        wait: Callable[[], Any] = request.Wait
+        return wait
+
+    def finish(self) -> None:
+        """Nothing is left under way once it was waited for."""
 
 
 def _free(requests: list[MPI.Prequest]) -> None:

@@ -122,8 +122,8 @@ class TorchDistributed:
     def messenger(self, members: tuple[int, ...]) -> TorchMessenger:
         raise NotImplementedError
 
-    def all_to_all_v(self, members: tuple[int, ...]) -> None:
-        return None
+    def all_to_all_v(self, members: tuple[int, ...]) -> TorchAllToAllV:
+        return TorchAllToAllV(self, members)
 
     def expert_library(self, members: tuple[int, ...]) -> None:
         return None
@@ -221,6 +221,25 @@ class TorchMessenger:
 
     def repeat(self, sets: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[int], Any]:
         return rotate(sets)
+
+
+class TorchAllToAllV:
+    """``dist.all_to_all_single`` with a size for every pair, as training calls it; the call returns before it is done."""
+
+    def __init__(self, backend: TorchDistributed, members: tuple[int, ...]) -> None:
+        self.device = backend.device
+        self._backend = backend
+        self._group = backend._groups[members]
+
+    def post(
+        self, given: torch.Tensor, give: Sequence[int], taken: torch.Tensor, take: Sequence[int]
+    ) -> Callable[[], Any]:
+        work = dist.all_to_all_single(taken, given, list(take), list(give), group=self._group, async_op=True)
+        wait: Callable[[], Any] = work.wait
+        return wait
+
+    def finish(self) -> None:
+        self._backend._finish()
 
 
 def _shift(given: torch.Tensor, to: int, taken: torch.Tensor, source: int, group: Any) -> None:

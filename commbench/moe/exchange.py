@@ -1,0 +1,93 @@
+"""Messages of records between the ranks of a group, and which exchange of experts a case is carried out by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from commbench.backends.experts import AllToAllV, ExpertExchange, Place
+from commbench.cases import Case, Layout, group_members
+from commbench.moe.wire import COUNT_BYTES
+
+if TYPE_CHECKING:
+    from commbench.backends.base import Backend
+
+FLAT, HIERARCHICAL = "own:flat", "own:hierarchical"
+ALGORITHMS = (FLAT, HIERARCHICAL)
+
+
+@dataclass(kw_only=True)
+class Channel:
+    """Exchanges of rows within one group, counted. ``sent[r]``: bytes handed over for world rank r since ``reset``."""
+
+    calls: AllToAllV
+    members: tuple[int, ...]
+    sent: NDArray[np.int64]
+
+    def announce(self, counts: torch.Tensor) -> torch.Tensor:
+        """What every member announces to this rank, where this rank announces ``counts`` [members] int64 to them."""
+        taken = torch.empty_like(counts)
+        each = [COUNT_BYTES] * len(self.members)
+        self.calls.post(counts.view(torch.uint8), each, taken.view(torch.uint8), each)()
+        self.calls.finish()
+        self._count(each)
+        return taken
+
+    def post(
+        self, rows: torch.Tensor, give: list[int], take: list[int], into: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Callable[[], Any]]:
+        """Start to send ``give[m]`` rows of [N, bytes] to each member and to receive ``take[m]``: where, and what waits."""
+        size = rows.shape[1]
+        taken = torch.empty(sum(take), size, dtype=torch.uint8, device=rows.device) if into is None else into
+        sizes = [count * size for count in give]
+        wait = self.calls.post(rows.reshape(-1), sizes, taken.view(-1), [count * size for count in take])
+        self._count(sizes)
+        return taken, wait
+
+    def _count(self, sizes: list[int]) -> None:
+        for member, size in zip(self.members, sizes, strict=True):
+            self.sent[member] += size
+
+
+def why_not(case: Case, layout: Layout) -> str | None:
+    """Why commbench's own data path cannot carry a case out, or None."""
+    if case.algorithm not in ALGORITHMS:
+        return f"{case.backend} has no dispatch and combine of its own: ask for --dispatch flat or hierarchical"
+    if case.algorithm == HIERARCHICAL:
+        if case.workload is not None and case.workload.mode == "low_latency":
+            return "low latency goes straight to the experts' ranks: there is no hierarchical form"
+        if len({len(ranks) for ranks in layout.by_host()}) > 1:
+            return "hierarchical dispatch needs as many ranks on every host"
+    return None
+
+
+def make_exchange(
+    case: Case, where: Place, layout: Layout, rank: int, most_tokens: int, backend: Backend
+) -> ExpertExchange:
+    """This rank's exchange for a case, a call of all ranks. ``most_tokens``: of any rank."""
+    from commbench.moe.flat import Flat
+    from commbench.moe.hierarchical import Hierarchical
+    from commbench.moe.low_latency import LowLatency
+
+    assert case.workload is not None
+    sent = np.zeros(layout.world, dtype=np.int64)
+
+    def channel(kind: str) -> Channel:
+        groups = group_members(kind, layout)
+        backend.join(groups)
+        members = next(group for group in groups if rank in group)
+        calls = backend.all_to_all_v(members)
+        assert calls is not None, "asked of why_not before"
+        return Channel(calls=calls, members=members, sent=sent)
+
+    world = channel("world")
+    if case.workload.mode == "low_latency":
+        return LowLatency(case.workload, case.dtype, where, rank, most_tokens, world)
+    if case.algorithm == HIERARCHICAL:
+        return Hierarchical(case.workload, case.dtype, where, rank, channel("rail"), channel("node"))
+    return Flat(case.workload, case.dtype, where, rank, world)
