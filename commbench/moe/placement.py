@@ -57,10 +57,12 @@ def homes(workload: Workload, ranks: int) -> NDArray[np.int64]:
 def share_out(workload: Workload, ranks: int, redundant: int) -> list[int]:
     """How many expert slots every rank has; the first ones have one more where they do not divide.
 
-    Raises ValueError where they do not divide and the workload does not ask for uneven ones, and where an expert would
-    have more copies than there are ranks.
+    Raises ValueError where they do not divide and the workload does not ask for uneven ones, where a rank would have
+    none, and where an expert would have more copies than there are ranks.
     """
     slots = workload.experts + redundant
+    if slots < ranks:
+        raise ValueError(f"{slots} experts leave some of {ranks} ranks without one: use at least {ranks} experts")
     if redundant > workload.experts * (ranks - 1):
         raise ValueError(
             f"{redundant} redundant experts are more than {workload.experts} experts can have on {ranks} ranks: "
