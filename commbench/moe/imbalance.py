@@ -16,19 +16,20 @@ def totals(
     ValueError where tokens that choose ``topk`` different experts cannot load the ranks so.
     """
     own = np.bincount(homes, minlength=ranks)
-    hot = round(valid * factor / ranks)
-    if hot > min(own[0] * tokens, valid) or valid - hot > own[1:].sum() * tokens:
+    hot, lowest = round(valid * factor / ranks), int(level(valid, own * tokens).max())
+    if hot > min(own[0] * tokens, valid):
         highest = min(int(own[0]) * tokens, valid) * ranks / max(valid, 1)
         raise ValueError(
             f"{name} cannot be reached: a token has {topk} different experts and a rank {own[0]}, "
             f"so that the most loaded of {ranks} ranks gets at most {highest:.4g} times the mean"
         )
-    by_rank = [hot, *level(valid - hot, own[1:] * tokens).tolist()]
-    if max(by_rank) > hot + 1:
+    if hot < lowest - 1:  # one selection more or less is rounding
         raise ValueError(
-            f"{name} cannot be reached: {int((own == 0).sum())} of {ranks} ranks have no experts, "
-            f"so that another gets at least {max(by_rank) * ranks / valid:.4g} times the mean"
+            f"{name} cannot be reached: a token has {topk} different experts and some ranks only {own.min()}, "
+            f"so that the most loaded of {ranks} ranks gets at least {lowest * ranks / valid:.4g} times the mean"
         )
+    hot = max(hot, lowest)
+    by_rank = [hot, *level(valid - hot, own[1:] * tokens).tolist()]
     found = np.zeros(len(homes) + topk, dtype=np.int64)
     for rank, count in enumerate(by_rank):
         mine = np.flatnonzero(homes == rank)
