@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UNIT = 1 << 32  # a chance of one, in the whole numbers that chances are kept in
-ORDERS = 64  # of the experts, between which one draw's tokens are shared out
+SORTED = 1 << 16  # experts in all random orders of one draw: all tokens have their own where experts are few
 
 
 def subsets(rng: np.random.Generator, tokens: int, topk: int, experts: int) -> NDArray[np.int64]:
@@ -75,17 +75,20 @@ def by_chances(rng: np.random.Generator, tokens: int, topk: int, chances: NDArra
 
     Systematic sampling (W. G. Madow, Ann. Math. Stat. 20, 1949): the chances lie end to end on a line of length k, and a
     token takes those under k points a unit apart, from a random beginning. Experts that lie near one another are not
-    chosen together, so the line's order is another for every 64th token, and new in every draw. ``chances``: [E], none
-    above one, adding up to ``topk``.
+    chosen together, so there are many lines, in random orders that are new in every draw, and tokens take turns between
+    them. ``chances``: [E], none above one, adding up to ``topk``.
     """
-    parts = _whole(chances * UNIT, topk * UNIT, np.full(len(chances), UNIT))
-    chosen = np.empty((tokens, topk), dtype=np.int64)
-    steps = np.arange(topk, dtype=np.int64) * UNIT
-    for first in range(min(ORDERS, tokens)):
-        order = rng.permutation(len(parts))
-        ends = np.cumsum(parts[order])
-        points = rng.integers(0, UNIT, size=len(range(first, tokens, ORDERS)))[:, None] + steps
-        chosen[first::ORDERS] = order[np.searchsorted(ends, points, side="right")]
+    experts = len(chances)
+    lines = min(tokens, max(1, SORTED // experts))
+    parts = _whole(chances * UNIT, topk * UNIT, np.full(experts, UNIT))
+    order = rng.permuted(np.tile(np.arange(experts), (lines, 1)), axis=1)
+    ends = np.cumsum(parts[order], axis=1)
+    # All lines end to end, so that one search serves all tokens.
+    begins = np.arange(lines, dtype=np.int64) * (topk * UNIT)
+    line = np.arange(tokens) % lines
+    points = (rng.integers(0, UNIT, size=tokens) + begins[line])[:, None] + np.arange(topk, dtype=np.int64) * UNIT
+    found = np.searchsorted((ends + begins[:, None]).ravel(), points, side="right")
+    chosen: NDArray[np.int64] = order.ravel()[found]
     return chosen
 
 
