@@ -10,6 +10,7 @@ tokens of each rank, so that one file serves a sweep of tokens. Nothing in it is
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -71,9 +72,9 @@ def _read(path: str, changed: int) -> Recorded:
     try:
         with np.load(path, allow_pickle=False) as archive:
             ids, weights = archive["ids"], archive.get("weights")
-    except AttributeError:
+    except (AttributeError, TypeError):  # an array is no context manager
         raise ValueError(f"routing file {path} is a single array: write an archive with numpy.savez") from None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"routing file {path} is not an .npz archive of arrays 'ids' and 'weights': {reason}"
