@@ -78,7 +78,8 @@ def convention_bytes(
         "ep_bench_rdma": abroad * token,
     }
     if algorithm.startswith("own:"):
-        sent = traffic(place, slots_of_all_ranks, workload, dtype, collective, algorithm).sum(axis=0)
+        most = max(len(slots) for slots in slots_of_all_ranks)
+        sent = _traffic(place, counts, most, workload, dtype, collective, algorithm).sum(axis=0)
         found["wire"] = sent.sum(axis=1) - np.diag(sent)
         found["wire_host"] = (sent * (host_of[:, None] != host_of)).sum(axis=1)
     return {name: found[name].astype(np.float64) for name in CONVENTIONS if name in found}
@@ -93,13 +94,18 @@ def traffic(
     What commbench's own data path sends, as commbench/moe/wire.py says it does: one stage straight to the experts' ranks,
     or with ``own:hierarchical`` one along the rails and one inside hosts, for a combine the other way round.
     """
+    most = max(len(slots) for slots in slots_of_all_ranks)
+    return _traffic(place, count(place, slots_of_all_ranks), most, workload, dtype, collective, algorithm)
+
+
+def _traffic(
+    place: Place, counts: Counts, most_tokens: int, workload: Workload, dtype: str, collective: str, algorithm: str
+) -> NDArray[np.int64]:
     dispatch = collective == "moe_dispatch"
     size = record_bytes(workload, dtype) if dispatch else workload.token_bytes("bfloat16")
     ranks = len(place.host_of)
     if workload.mode == "low_latency":
-        room = max(len(slots) for slots in slots_of_all_ranks)
-        return np.full((1, ranks, ranks), room * size, dtype=np.int64)
-    counts = count(place, slots_of_all_ranks)
+        return np.full((1, ranks, ranks), most_tokens * size, dtype=np.int64)
     if algorithm == "own:hierarchical":
         stages, groups = _hierarchical(place, counts)
     else:

@@ -37,8 +37,8 @@ def count(place: Place, slots_of_all_ranks: Sequence[NDArray[np.int64]]) -> Coun
         token, at = np.nonzero(slots >= 0)
         chosen = slots[token, at]
         selections.append(np.bincount(chosen, minlength=slots_in_all))
-        rank_copies.append(_once(token, rank_of[chosen], ranks))
-        host_copies.append(_once(token, host_of_slot[chosen], hosts))
+        rank_copies.append(_once(token, rank_of[chosen], len(slots), ranks))
+        host_copies.append(_once(token, host_of_slot[chosen], len(slots), hosts))
     return Counts(selections=np.stack(selections), rank_copies=np.stack(rank_copies), host_copies=np.stack(host_copies))
 
 
@@ -65,9 +65,12 @@ def load_of(place: Place, slots_of_all_ranks: Sequence[NDArray[np.int64]]) -> di
     }
 
 
-def _once(token: NDArray[np.int64], goal: NDArray[np.int64], goals: int) -> NDArray[np.int64]:
+def _once(token: NDArray[np.int64], goal: NDArray[np.int64], tokens: int, goals: int) -> NDArray[np.int64]:
     """[goals] how many different tokens go to each goal."""
-    return np.bincount(np.unique(token * goals + goal) % goals, minlength=goals)
+    goes = np.zeros((tokens, goals), dtype=bool)
+    goes[token, goal] = True
+    found: NDArray[np.int64] = goes.sum(axis=0, dtype=np.int64)
+    return found
 
 
 def _max_over_mean(values: NDArray[np.int64]) -> float | None:

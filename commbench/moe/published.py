@@ -19,7 +19,7 @@ DATA = Path(__file__).with_name("deepep_published.csv")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """One value. ``dtype`` is what was sent; ``nodes`` and ``experts`` are None where not said. Seconds and bytes a second, None
+    """One value. ``dtype``: what was sent. ``nodes`` and ``experts`` are None where not said, seconds and bytes a second
     where not published. ``note``: what the reader must know to compare."""
 
     library: str

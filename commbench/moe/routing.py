@@ -171,12 +171,11 @@ class Router:
         sizes = np.bincount(group_of)
         sizes = np.sort(sizes[sizes > 0])
         most = min(int(self.routing.value), len(sizes))
-        if sizes[:most].sum() < self.workload.topk:
+        left, topk = int(sizes[:most].sum()), self.workload.topk
+        if left < topk:
             raise ValueError(
-                f"{self.routing.text} leaves a token {int(sizes[:most].sum())} experts to choose {self.workload.topk} from: "
-                f"allow more groups, or lower topk"
+                f"{self.routing.text} leaves a token {left} experts to choose {topk} from: allow more groups, or lower topk"
             )
-        topk = self.workload.topk
         return lambda rng, rank, turn: draws.group_limited(rng, self.tokens(rank), topk, group_of, most)
 
     def _zipf(self) -> Draw:

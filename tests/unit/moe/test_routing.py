@@ -52,7 +52,8 @@ def test_routings_are_written_in_one_way(text: str, canonical_text: str) -> None
     ("text", "says"),
     [
         ("unifrom", "did you mean 'uniform'"), ("uniform:2", "nothing to say after the colon"), ("zipf", "zipf:1.2"),
-        ("zipf:-1", "exponent from 0 to 10"), ("zipf:nan", "exponent"), ("zipf:1e400", "exponent"), ("hotspot:0", "how many experts"),
+        ("zipf:-1", "exponent from 0 to 10"), ("zipf:nan", "exponent"), ("zipf:1e400", "exponent"),
+        ("hotspot:0", "how many experts"),
         ("hotspot:1.5", "how many experts"), ("imbalance:0.9", "1 at least"), ("imbalance:", "over the mean"),
         ("local:1.1", "from 0 to 1"), ("group_limited:5/4", "how many groups"), ("group_limited:x", "how many groups"),
         ("file:", "a path"), ("", "unknown routing"), ("hotspot:3/4", "how many experts"),
