@@ -200,7 +200,7 @@ class Sweep:
     """What to measure and how, as every rank needs to know it. Times in seconds.
 
     ``budget_s`` None means 0.3 s a case. ``iterations`` fixes the count and turns the stopping rule off. ``left_out``:
-    pairs of collective and algorithm of which no cases are made. ``workloads``: what routed collectives send, in place of
+    pairs of a collective or a backend and an algorithm of which no cases are made. ``workloads``: what routed collectives send, in place of
     ``sizes``.
     """
 
@@ -262,7 +262,8 @@ class Sweep:
         sizes: tuple[int | Workload, ...] = self.sizes if spec.sized else (0,)
         if spec.routed:
             sizes = self.workloads
-        algorithms = [name for name in self.algorithms if (spec.name, name) not in self.left_out]
+        left_out = {name for one, name in self.left_out if one in (spec.name, backend)}
+        algorithms = [name for name in self.algorithms if name not in left_out]
         for group, algorithm, dtype, op, placement, timing, execution, buffers, asked in itertools.product(
             self.groups, algorithms, dtypes, ops, placements, self.timings, self.executions, kinds, sizes
         ):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from commbench.measure.clock import CommonClock
     from commbench.measure.point import Setting
     from commbench.models import Links
+    from commbench.moe.library import RoutedLibrary
     from commbench.provenance.gpu_taint import GpuWatch
 
 # A step of the calibration may be one long message over a slow link, whatever deadline the cases have.
@@ -381,7 +382,6 @@ class _Worker:
     # -- a case --------------------------------------------------------------------------------
 
     def _measure_one(self, backend: Backend, index: int, case: Case, setting: Setting) -> None:
-        from commbench.algorithms.library import Library
         from commbench.algorithms.model import model
         from commbench.backends.forcing import Chosen, read_back
         from commbench.launch.facts import gather_disturbances
@@ -396,9 +396,7 @@ class _Worker:
         client.expect(self.sweep.deadline_s, f"preparing {case.title}")
         started = utc_now()
         groups = group_members(case.group, self.layout)
-        library = Library(
-            backend=backend, control=client, layout=self.layout, seed=self.sweep.seed, unforced=self.unforced
-        )
+        library = self._library(backend, case, setting)
         reason = case.skip or library.why_not(case, groups)
         backend.chosen(case, None)  # what was chosen before is not this case's
         prepared = Prepared(operations=[], refusal=reason) if reason else library.prepare(case, groups)
@@ -419,11 +417,54 @@ class _Worker:
             note = "; ".join(filter(None, (otherwise, library.note(case), found.note))) or None
             point = measured_point(
                 case, found, self._tainted(setting, disturbed["tainted"]), started_utc=started, note=note, used=used,
-                model=model(case, setting.backend_settings),
+                model=None if case.spec.routed else model(case, setting.backend_settings),
                 steal_s=disturbed["steal_s"], preemptions=disturbed["preemptions"], pass_index=self.pass_index,
                 nccl_estimate_s=None if is_own(case.algorithm) else backend.estimate(case, groups[0]),
             )  # fmt: skip
+            library.describe(point, case, found)
+        matched = library.matched(case)
+        if matched is not None:
+            plain = self._time_plain(backend, matched, setting)
+            if found is not None and plain is not None:
+                library.compare(point, matched, plain)
+        if found is not None:
             self._record(point, found.stamps)
+
+    def _library(self, backend: Backend, case: Case, setting: Setting) -> Library | RoutedLibrary:
+        """What carries a case out on a backend."""
+        if case.spec.routed:
+            from commbench.moe.library import RoutedLibrary
+
+            return RoutedLibrary(
+                backend=backend, control=self.client, layout=self.layout, seed=self.sweep.seed, links=setting.links
+            )
+        from commbench.algorithms.library import Library
+
+        return Library(
+            backend=backend, control=self.client, layout=self.layout, seed=self.sweep.seed, unforced=self.unforced
+        )
+
+    def _time_plain(self, backend: Backend, case: Case, setting: Setting) -> float | None:
+        """Seconds of a case that stands beside another one, at rank 0; None where it cannot be done. It takes a third of the
+        time that a case may."""
+        from dataclasses import replace
+
+        from commbench.measure.loop import measure
+
+        groups = group_members(case.group, self.layout)
+        library = self._library(backend, case, setting)
+        self.client.expect(self.sweep.deadline_s, f"preparing {case.title}")
+        if library.why_not(case, groups):
+            return None
+        prepared = library.prepare(case, groups)
+        if prepared.refusal is not None:
+            return None
+        settings = self._settings(library, case)
+        rule = replace(settings.rule, limit_s=settings.rule.limit_s / 3)
+        found = measure(
+            prepared.operations, prepared.pattern, self.client, replace(settings, rule=rule), groups, case.title
+        )
+        return None if found is None or found.wrong else found.summary.median
 
     def _tainted(self, setting: Setting, reasons: list[str | None]) -> Setting:
         """With what every rank says of its own GPU (``reasons[rank]``) beside what the backend says."""
@@ -436,7 +477,7 @@ class _Worker:
         both = filter(None, (setting.tainted, joined(reasons, self.layout.hosts)))
         return replace(setting, tainted="; ".join(both))
 
-    def _settings(self, library: Library, case: Case) -> Any:
+    def _settings(self, library: Library | RoutedLibrary, case: Case) -> Any:
         from commbench.measure.loop import Settings
         from commbench.measure.stopping import StoppingRule
         from commbench.measure.timed import PythonLoop
@@ -451,7 +492,7 @@ class _Worker:
             ),
             deadline_s=self.sweep.deadline_s, spin=self.spin, clock=self.clock, between_hosts=not one_host,
             barrier=library.barrier(case) if self.clock is None or self.clock.several else None,
-            loop=library.backend.loop(case) or PythonLoop(), count_sent=not one_host,
+            loop=library.loop(case) or PythonLoop(), count_sent=not one_host,
             sent_bytes=None if one_host else self._sent_bytes(),
         )  # fmt: skip
 

@@ -20,8 +20,7 @@ class Workload:
 
     ``tokens``: per rank (the most of any rank where they are uneven), each of ``hidden`` values and sent to ``topk`` of
     ``experts``. ``mode``: ``throughput`` moves what is routed and learns how much before; ``low_latency`` has slots of a
-    fixed size for every expert, ``slots`` of each for every source rank (None: as many as the source has tokens), and
-    exchanges no counts. ``routing`` and ``experts_on`` are written as on the command line, such as ``zipf:1.2`` and
+    fixed size for every expert, as many for every source rank as any has tokens, and exchanges no counts. ``routing`` and ``experts_on`` are written as on the command line, such as ``zipf:1.2`` and
     ``eplb:32``. ``masked``: the share of selections that are -1, to no expert. ``uneven_tokens``: rank r has r tokens
     less than the first, one at least (as DeepEP V2's test). ``uneven_experts``: ranks may have one expert more than
     others. ``fixed``: every iteration is routed alike. ``counts``: whether a dispatch begins with the exchange of how
@@ -35,7 +34,6 @@ class Workload:
     mode: str = "throughput"
     routing: str = "uniform"
     experts_on: str = "contiguous"
-    slots: int | None = None
     masked: float = 0.0
     uneven_tokens: bool = False
     uneven_experts: bool = False

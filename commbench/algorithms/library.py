@@ -13,8 +13,11 @@ from commbench.backends.forcing import Chosen
 from commbench.cases import Case, Layout, is_own
 from commbench.measure.control import Control
 from commbench.measure.data import Pattern
+from commbench.measure.loop import Measured
 from commbench.measure.operation import Operation
 from commbench.measure.prepare import Prepared, host_memory, prepare
+from commbench.measure.timed import Loop
+from commbench.records import Point
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -45,12 +48,23 @@ class Library:
         backend, rank = self.backend, self.control.rank
         backend.join(groups)
         members = next((group for group in groups if rank in group), None)
-        per_host = max(len(ranks) for ranks in self.layout.by_host())
         shared: Executor | None = None
 
-        def make(pattern: Pattern) -> Operation:
+        pattern: Pattern | None = None
+
+        def make_data() -> Pattern | None:
+            nonlocal pattern
+            if members is not None:
+                pattern = Pattern(
+                    collective=case.spec, dtype=case.itemtype, op=case.reduce_op, ranks=len(members),
+                    rank=members.index(rank), root=case.root, block_elements=case.block_elements, seed=self.seed,
+                )  # fmt: skip
+            return pattern
+
+        def make() -> Operation:
             nonlocal shared
             assert members is not None
+            assert pattern is not None
             if not is_own(case.algorithm):
                 return backend.operation(case, members, pattern)
             # Its sets of buffers share one executor.
@@ -58,13 +72,26 @@ class Library:
                 shared = Executor(case, members, self.layout.host_of, backend.messenger(members))
             return shared.operation(pattern, members.index(rank))
 
-        def free_bytes() -> float:
-            # A device's buffers have as many copies on the host.
-            device = backend.device_memory()
-            mine = host_memory() / per_host
-            return mine if device is None else min(mine, device)
+        return prepare(case, sum(map(len, groups)), self.control, make_data, make, self.free_bytes)
 
-        return prepare(case, members, sum(map(len, groups)), self.control, self.seed, make, free_bytes)
+    def free_bytes(self) -> float:
+        """What buffers may take on this rank; a device's have as many copies on the host."""
+        per_host = max(len(ranks) for ranks in self.layout.by_host())
+        device, mine = self.backend.device_memory(), host_memory() / per_host
+        return mine if device is None else min(mine, device)
+
+    def loop(self, case: Case) -> Loop | None:
+        """What times it, if not a Python loop."""
+        return self.backend.loop(case)
+
+    def describe(self, point: Point, case: Case, found: Measured) -> None:
+        """What a point says beside what all do: nothing."""
+
+    def matched(self, case: Case) -> None:
+        """Another case to stand beside it: none."""
+
+    def compare(self, point: Point, matched: Case, time_s: float) -> None:
+        raise NotImplementedError
 
     def barrier(self, case: Case) -> Operation:
         """What starts a case's iterations together where clocks cannot be compared: a barrier of the whole world."""

@@ -53,7 +53,8 @@ class BackendInfo:
 
     ``needs`` is the module that must be importable, ``install`` what provides it; ``starter`` says how commbench
     starts its ranks where no launcher does; ``missing`` says what else this machine lacks, or None; ``buffers`` are the
-    kinds of memory that it can be given; ``graphs``: whether its device can launch captured operations.
+    kinds of memory that it can be given; ``graphs``: whether its device can launch captured operations; ``dispatches``:
+    whether it has dispatch and combine itself, and nothing else.
     """
 
     name: str
@@ -64,6 +65,7 @@ class BackendInfo:
     missing: Callable[[], str | None] = lambda: None
     buffers: tuple[str, ...] = ("plain",)
     graphs: bool = False
+    dispatches: bool = False
 
     def why_unavailable(self) -> str | None:
         """One line on why this backend cannot run here and what to do, or None."""

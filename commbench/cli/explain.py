@@ -38,12 +38,18 @@ def explain(
     from commbench.cli.show import points_of
     from commbench.report.explain import diagnose, read_curves, to_json, to_text
     from commbench.report.frame import find_run, read_run
+    from commbench.report.moe import is_routed
 
     try:
         info = read_run(find_run(results, run))
         frame = points_of(info)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    routed = is_routed(frame)
+    if len(frame) and routed.all():
+        print("dispatch and combine are not explained: their points say what was slow (commbench show)")
+        return 0
+    frame = frame[~routed]
     diagnoses = [diagnose(curve) for curve in read_curves(info.path, frame)]
     if output is Format.json:
         print(json.dumps(to_json(info.run_id, diagnoses), indent=1, allow_nan=False))

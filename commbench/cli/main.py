@@ -12,6 +12,7 @@ from commbench.cli.calibrate import calibrate
 from commbench.cli.doctor import doctor
 from commbench.cli.errors import UsageError
 from commbench.cli.explain import explain
+from commbench.cli.moe import moe
 from commbench.cli.predict import predict
 from commbench.cli.run import run
 from commbench.cli.show import show
@@ -25,6 +26,7 @@ app = typer.Typer(
     epilog="Start with: commbench run",
 )  # fmt: skip
 app.command()(run)
+app.command()(moe)
 app.command()(calibrate)
 app.command()(predict)
 app.command()(show)

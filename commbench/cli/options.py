@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
@@ -13,7 +13,7 @@ from commbench.algorithms.names import check_algorithms, expand_algorithms
 from commbench.backends import REGISTRY
 from commbench.cases import BUFFERS, DTYPES, EXECUTIONS, PLACEMENTS, REDUCE_OPS, TIMINGS, Sweep, parse_group
 from commbench.cli.errors import UsageError
-from commbench.collectives import COLLECTIVES
+from commbench.collectives import COLLECTIVES, ROUTED
 from commbench.launch.bind import BINDINGS
 from commbench.launch.order import ONCE, Launches, parse_auto
 from commbench.launch.variants import (
@@ -34,13 +34,13 @@ else:
     import tomli as tomllib
 
 _ALIASES = {"float": "float32", "double": "float64", "half": "float16", "bf16": "bfloat16", "fp16": "float16",
-            "fp32": "float32", "fp64": "float64"}  # fmt: skip
+            "fp32": "float32", "fp64": "float64", "fp8": "float8_e4m3fn"}  # fmt: skip
 
 
-def _names(kind: str, known: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
+def names_of(kind: str, known: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]]:
     def parse(value: Any) -> tuple[str, ...]:
         found = []
-        for name in _items(value):
+        for name in items_of(value):
             if name not in known:
                 raise ValueError(unknown_name(kind, name, known))
             found.append(name)
@@ -49,7 +49,7 @@ def _names(kind: str, known: tuple[str, ...]) -> Callable[[Any], tuple[str, ...]
     return parse
 
 
-def _items(value: Any) -> list[str]:
+def items_of(value: Any) -> list[str]:
     """A comma list or a TOML array, as stripped strings; at least one."""
     items = [str(item) for item in value] if isinstance(value, (list, tuple)) else str(value).split(",")
     items = [item.strip() for item in items if item.strip()]
@@ -59,22 +59,24 @@ def _items(value: Any) -> list[str]:
 
 
 def _collectives(value: Any) -> tuple[str, ...]:
-    if _items(value) == ["all"]:
+    if routed := next((name for name in items_of(value) if name in ROUTED), None):
+        raise ValueError(f"{routed} has tokens and experts in place of sizes: measure it with commbench moe")
+    if items_of(value) == ["all"]:
         return tuple(COLLECTIVES)
-    return _names("collective", tuple(COLLECTIVES))(value)
+    return names_of("collective", tuple(COLLECTIVES))(value)
 
 
 def _dtypes(value: Any) -> tuple[str, ...]:
-    if _items(value) == ["all"]:
+    if items_of(value) == ["all"]:
         return tuple(DTYPES)
-    return _names("dtype", tuple(DTYPES))([_ALIASES.get(item, item) for item in _items(value)])
+    return names_of("dtype", tuple(DTYPES))([_ALIASES.get(item, item) for item in items_of(value)])
 
 
 def _ops(value: Any) -> tuple[str, ...]:
-    return REDUCE_OPS if _items(value) == ["all"] else _names("reduce op", REDUCE_OPS)(value)
+    return REDUCE_OPS if items_of(value) == ["all"] else names_of("reduce op", REDUCE_OPS)(value)
 
 
-def _integer(least: int) -> Callable[[Any], int]:
+def integer_of(least: int) -> Callable[[Any], int]:
     def parse(value: Any) -> int:
         # A TOML file may say 2.5 or true, which int() would take.
         if isinstance(value, bool) or not isinstance(value, (int, str)):
@@ -93,7 +95,7 @@ def _integer(least: int) -> Callable[[Any], int]:
 def _launches(value: Any) -> Launches:
     if isinstance(value, str) and value.startswith("auto"):
         return parse_auto(value)
-    return Launches.fixed(_integer(1)(value))
+    return Launches.fixed(integer_of(1)(value))
 
 
 def _variants(value: Any) -> tuple[Variant, ...]:
@@ -123,32 +125,32 @@ def _text(value: Any) -> str:
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "backend": lambda value: _names("backend", tuple(REGISTRY))(value),
+    "backend": lambda value: names_of("backend", tuple(REGISTRY))(value),
     "collective": _collectives,
-    "sizes": lambda value: parse_sizes(",".join(_items(value))),
+    "sizes": lambda value: parse_sizes(",".join(items_of(value))),
     "dtype": _dtypes,
     "op": _ops,
-    "placement": _names("placement", PLACEMENTS),
-    "group": lambda value: tuple(dict.fromkeys(parse_group(item) for item in _items(value))),
-    "root": _integer(0),
-    "timing": _names("timing", TIMINGS),
-    "execution": _names("execution", EXECUTIONS),
-    "buffers": _names("kind of buffer", BUFFERS),
+    "placement": names_of("placement", PLACEMENTS),
+    "group": lambda value: tuple(dict.fromkeys(parse_group(item) for item in items_of(value))),
+    "root": integer_of(0),
+    "timing": names_of("timing", TIMINGS),
+    "execution": names_of("execution", EXECUTIONS),
+    "buffers": names_of("kind of buffer", BUFFERS),
     "precision": lambda value: parse_fraction(str(value)),
     "max_time": lambda value: parse_duration(str(value)),
     "budget": lambda value: None if str(value) == "auto" else parse_duration(str(value)),
-    "ranks": _integer(1),
-    "nodes": _integer(1),
+    "ranks": integer_of(1),
+    "nodes": integer_of(1),
     "launches": _launches,
     "variant": _variants,
-    "variants": lambda value: tuple(variant_set(name) for name in dict.fromkeys(_items(value))),
+    "variants": lambda value: tuple(variant_set(name) for name in dict.fromkeys(items_of(value))),
     "spread": lambda value: parse_duration(str(value)),
-    "bind": lambda value: _names("binding", BINDINGS)(value)[0],
-    "cache": lambda value: _names("cache", ("rotate", "warm"))(value)[0],
-    "iters": _integer(1),
+    "bind": lambda value: names_of("binding", BINDINGS)(value)[0],
+    "cache": lambda value: names_of("cache", ("rotate", "warm"))(value)[0],
+    "iters": integer_of(1),
     "soak": lambda value: parse_duration(str(value)),
     "deadline": lambda value: parse_duration(str(value)),
-    "seed": _integer(0),
+    "seed": integer_of(0),
     "out": _text,
     "label": _text,
 }
@@ -158,6 +160,7 @@ class RunOptions(BaseModel):
     """Every option of ``commbench run`` with its default; the keys of a TOML file are these names (``for`` is soak)."""
 
     model_config = ConfigDict(extra="forbid")
+    elsewhere: ClassVar[frozenset[str]] = frozenset()  # fields that are not this command's to choose
 
     backend: tuple[str, ...] = Sweep().backends
     collective: tuple[str, ...] = Sweep().collectives
@@ -200,7 +203,7 @@ class RunOptions(BaseModel):
         # Which there are depends on these two, which are read before; not there: they are wrong themselves.
         if not {"collective", "backend"} <= info.data.keys():
             return value
-        return check_algorithms(_items(value), info.data["collective"], info.data["backend"])
+        return check_algorithms(items_of(value), info.data["collective"], info.data["backend"])
 
     @field_validator("variants", mode="after")
     @classmethod
@@ -238,20 +241,40 @@ class RunOptions(BaseModel):
         )  # fmt: skip
 
 
+Options = TypeVar("Options", bound="RunOptions")
+
+
 def read_options(file: Path | None, given: dict[str, Any]) -> RunOptions:
+    """Options of ``commbench run``, see ``read_as``."""
+    return read_as(RunOptions, file, given)
+
+
+def read_as(
+    kind: type[Options], file: Path | None, given: dict[str, Any], usual: dict[str, Any] | None = None,
+    besides: tuple[str, ...] = (),
+) -> Options:  # fmt: skip
     """Options from a TOML file overridden by those ``given`` on the command line (None: not given).
 
-    Raises UsageError with one line that names the option and what to write instead.
+    ``usual`` stand in for what neither says; keys of the file that are ``besides`` the options are not read here. Raises UsageError with one line that names the option and what to write
+    instead.
     """
-    values = _read_toml(file) if file is not None else {}
+    values = read_toml(file) if file is not None else {}
+    values = {key: value for key, value in values.items() if key not in besides}
     given = {key: value for key, value in given.items() if value is not None}
+    foreign = next((key for key in values if key in kind.elsewhere), None)
+    if foreign is not None:
+        raise UsageError(f"{file}: {unknown_name('key', foreign, _keys(kind))}")
     try:
-        return RunOptions(**{**values, **given})
+        return kind(**{**(usual or {}), **values, **given})
     except ValidationError as error:
-        raise UsageError(_one_line(error, file, given)) from None
+        raise UsageError(_one_line(error, file, given, kind)) from None
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def _keys(kind: type[RunOptions]) -> list[str]:
+    return [_written(name) for name in kind.model_fields if name not in kind.elsewhere]
+
+
+def read_toml(file: Path) -> dict[str, Any]:
     try:
         with open(file, "rb") as stream:
             values = tomllib.load(stream)
@@ -263,12 +286,12 @@ def _read_toml(file: Path) -> dict[str, Any]:
     return {"soak" if key == "for" else key.replace("-", "_"): value for key, value in values.items()}
 
 
-def _one_line(error: ValidationError, file: Path | None, given: dict[str, Any]) -> str:
+def _one_line(error: ValidationError, file: Path | None, given: dict[str, Any], kind: type[RunOptions]) -> str:
     """The first thing that is wrong, under the name that the user gave it."""
     first = error.errors()[0]
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        return f"{file}: {unknown_name('key', key, (_written(name) for name in RunOptions.model_fields))}"
+        return f"{file}: {unknown_name('key', key, _keys(kind))}"
     where = f"--{_written(key).replace('_', '-')}" if key in given else f"{file}: {_written(key)}"
     return f"{where}: {first.get('ctx', {}).get('error', first['msg'])}"
 

@@ -41,6 +41,7 @@ def show(
     """
     from commbench.report.frame import find_run, read_run, taint_line
     from commbench.report.launches import print_launches
+    from commbench.report.moe import is_routed, print_moe
     from commbench.report.tables import plain, print_tables
 
     try:
@@ -50,8 +51,9 @@ def show(
         chosen = _choose(frame, {name: text for name, text in filters.items() if text is not None})
         if plot is not None:
             from commbench.report.figures import plot as draw
+            from commbench.report.moe import plot_moe
 
-            draw(chosen, plot)
+            (plot_moe if is_routed(chosen).all() and len(chosen) else draw)(chosen, plot)
         if csv is not None:
             _write_csv(chosen, csv)
     except ValueError as error:
@@ -60,8 +62,12 @@ def show(
         # pandas raises OSError with a sentence and nothing else.
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UsageError(f"{what}: choose another place") from None
+    routed = is_routed(chosen)
+    if routed.any():
+        print_moe(chosen[routed])
+    if not routed.all():
+        print_tables(chosen[~routed])
     if len(chosen):
-        print_tables(chosen)
         print_launches(chosen, info.path)
     print(plain(_headline(info, frame)))
     if (line := taint_line(info.path, frame["tainted"])) is not None:

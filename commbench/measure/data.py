@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,18 @@ from commbench.measure.encoding import Words, word_type
 from commbench.measure.tiles import MARGIN_ELEMENTS, Tile, mix, moved_tile, reduced_tile
 
 STRETCH_ELEMENTS = 2**16  # what is copied or compared at a time
+
+
+class Data(Protocol):
+    """What measuring asks of a case's data on one rank; ``Pattern`` has more."""
+
+    output_elements: int
+
+    def fill(self, out: npt.NDArray[Any], iteration: int) -> None: ...
+
+    def poison(self, out: npt.NDArray[Any]) -> None: ...
+
+    def wrong(self, output: npt.NDArray[Any], iteration: int) -> int: ...
 
 
 class Pattern:

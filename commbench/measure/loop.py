@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from commbench.measure.clock import CommonClock, OneClock, now_ns
 from commbench.measure.control import Control
-from commbench.measure.data import Pattern
+from commbench.measure.data import Data
 from commbench.measure.operation import Operation
 from commbench.measure.ranks import Iterations, combine, joined, well_started
 from commbench.measure.stopping import StoppingRule
@@ -87,6 +87,8 @@ class Measured:
     verified: int
     stop: str
     start: str
+    numbers: NDArray[np.int64]
+    phases: NDArray[np.int64] | None = None
     wire_bytes: float | None = None
     host_s: float | None = None
     starved: float | None = None
@@ -100,7 +102,7 @@ class _Rank:
     """This rank's part: its buffer sets, and what it has filled them with."""
 
     operations: list[Operation]
-    pattern: Pattern | None
+    pattern: Data | None
     control: Control
     settings: Settings
     filled: dict[int, int] = field(default_factory=dict)
@@ -149,6 +151,13 @@ class _Rank:
                 wrong += self.pattern.wrong(operation.output, self.filled[index])
         return wrong
 
+    def phases(self, count: int) -> list[list[int]] | None:
+        """Of the last run of each of the first operations, which isolated iterations are."""
+        if self.settings.streamed:
+            return None
+        found = [one.phases().tolist() for one in self.operations[:count] if one.phases is not None]
+        return found or None
+
     def warm(self, count: int) -> float:
         """Seconds an operation, without a synchronised start."""
         start = now_ns()
@@ -159,7 +168,7 @@ class _Rank:
 
 
 def measure(
-    operations: list[Operation], pattern: Pattern | None, control: Control, settings: Settings,
+    operations: list[Operation], pattern: Data | None, control: Control, settings: Settings,
     groups: tuple[tuple[int, ...], ...], doing: str,
 ) -> Measured | None:  # fmt: skip
     """Measure one case on every rank; the result at rank 0, None elsewhere.
@@ -245,6 +254,7 @@ def _round(rank: _Rank, plan: dict[str, Any]) -> tuple[dict[str, Any], Round]:
     values = {
         "wrong": wrong, "timed_s": done - ready, "check_s": time.perf_counter() - done + filled - began,
         "host_s": found.host_s, "starved": found.starved, "ahead_ns": ahead_ns if rank.takes_part else None,
+        "phases": rank.phases(plan["count"]),
     }  # fmt: skip
     control.beat("deciding", plan["first"])
     if rank.takes_part and not settings.loop.on_device:
@@ -274,6 +284,8 @@ class _Head:
     spread: float = 1.5
     batch: int = 1
     resized: int = 0
+    numbers: list[NDArray[np.int64]] = field(default_factory=list)
+    phases: list[NDArray[np.int64]] = field(default_factory=list)
     host_s: list[float] = field(default_factory=list)
     starved: list[float] = field(default_factory=list)
     behind_barrier: bool = False
@@ -392,6 +404,9 @@ class _Head:
             return
         self.rounds.append(stamps)
         self.found.append(found)
+        self.numbers.append(plan["first"] + np.arange(stamps.shape[1], dtype=np.int64))
+        if all(value.get("phases") is not None for value in values):
+            self.phases.append(np.array([value["phases"] for value in values], dtype=np.int64))
         self.checked += len(plan["check"])
         self.timed_s += max(value["timed_s"] for value in values)
         self.check_s += max(value["check_s"] for value in values)
@@ -445,7 +460,8 @@ class _Head:
         fitted = self.settings.clock is not None and self.settings.clock.several and start != "stream"
         return Measured(
             summary=summarise_times(found.time[kept] / self.batch), iterations=found, kept=kept,
-            stamps=np.concatenate(self.rounds, axis=1), batch=self.batch, late_starts=late, wrong=self.wrong,
+            stamps=np.concatenate(self.rounds, axis=1), numbers=np.concatenate(self.numbers),
+            phases=np.concatenate(self.phases, axis=1) if self.phases else None, batch=self.batch, late_starts=late, wrong=self.wrong,
             verified=self.verified, stop=stop, start=start, wire_bytes=wire_bytes, overhead_s=overhead_s,
             host_s=float(np.median(self.host_s)) if self.host_s else None,
             starved=float(np.median(self.starved)) if self.starved else None,

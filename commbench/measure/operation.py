@@ -27,7 +27,9 @@ class Operation:
     written input visible to the library and ``download()`` its output to the host. ``repeatable`` is false where the
     operation overwrites its own input. ``program`` is what the backend's own loop takes for it, where it has one.
     ``capture()`` makes a graph of the device's of it and returns what launches that; RuntimeError with the library's
-    reason where it cannot be captured, None where there is no device.
+    reason where it cannot be captured, None where there is no device. ``phases()``: how many ns each phase of the last
+    run took, for operations that have some. ``alone()``: seconds of what it does besides waiting for messages, where that
+    can be told; a call of all ranks.
     """
 
     run: Callable[[], Any]
@@ -40,6 +42,8 @@ class Operation:
     repeatable: bool = True
     program: Any = None
     capture: Callable[[], Callable[[], Any]] | None = None
+    phases: Callable[[], NDArray[np.int64]] | None = None
+    alone: Callable[[], float | None] | None = None
 
 
 def in_order(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:

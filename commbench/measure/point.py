@@ -90,7 +90,8 @@ def measured_point(
         point.used_algorithm, point.protocol, point.channels = used.algorithm, used.protocol, used.channels
     point.start, point.note, point.steal_s, point.pass_index = found.start, note, steal_s, pass_index
     point.preemptions, point.clock_error_s = preemptions, found.clock_error_s
-    if not wrong:
+    # What a routed case moved and should take depends on where its tokens went, which is not known here.
+    if not wrong and not case.spec.routed:
         _set_bandwidth(point, case)
         _set_models(point, case, setting, model)
         point.nccl_estimate_s = nccl_estimate_s

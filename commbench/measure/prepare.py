@@ -10,7 +10,7 @@ from typing import Any
 from commbench.cases import Case
 from commbench.measure.buffers import buffer_sets
 from commbench.measure.control import Control
-from commbench.measure.data import Pattern
+from commbench.measure.data import Data
 from commbench.measure.operation import Operation
 
 MAX_STREAMED_SETS = 128
@@ -23,37 +23,34 @@ class Prepared:
     """This rank's operations and their data (none for a rank outside the groups), or why no rank has any."""
 
     operations: list[Operation]
-    pattern: Pattern | None = None
+    pattern: Data | None = None
     refusal: str | None = None
 
 
 def prepare(
-    case: Case, members: tuple[int, ...] | None, involved: int, control: Control, seed: int,
-    make: Callable[[Pattern], Operation], free_bytes: Callable[[], float],
+    case: Case, involved: int, control: Control, make_data: Callable[[], Data | None], make: Callable[[], Operation],
+    free_bytes: Callable[[], float], set_bytes: int | None = None,
 ) -> Prepared:  # fmt: skip
     """Make the operations and try one, on every rank in step.
 
-    ``members`` are the world ranks of this rank's group (None: it takes no part), ``involved`` counts the ranks of all
-    groups, ``make`` gives the backend's operation on fresh buffers and ``free_bytes`` what buffers may take on this
-    rank. Raises RuntimeError where some ranks can and others cannot.
+    ``involved`` counts the ranks of all groups; ``make_data`` gives this rank's data, None where it takes no part, ``make``
+    the operation on fresh buffers and ``free_bytes`` what buffers may take on this rank; ``set_bytes``: what the buffers
+    of one operation take, by default an input and an output of a message. Raises RuntimeError where some
+    ranks can and others cannot.
     """
-    refusal = _no_room(case, _sets(case, repeatable=False), control, free_bytes)
+    each = 2 * case.bytes if set_bytes is None else set_bytes
+    refusal = _no_room(each, _sets(case, each, repeatable=False), control, free_bytes)
     if refusal is not None:
         return Prepared(operations=[], refusal=refusal)
-    pattern = None
     operations: list[Operation] = []
+    pattern = make_data()
 
     def first() -> None:
         if pattern is not None:
-            operations.append(make(pattern))
+            operations.append(make())
             pattern.fill(operations[0].input, 0)
             operations[0].upload()
 
-    if members is not None:
-        pattern = Pattern(
-            collective=case.spec, dtype=case.itemtype, op=case.reduce_op, ranks=len(members),
-            rank=members.index(control.rank), root=case.root, block_elements=case.block_elements, seed=seed,
-        )  # fmt: skip
     # Made on all before it is tried on any: a rank that cannot make it would leave its peers inside the collective.
     steps: list[Callable[[], Any]] = [first, lambda: operations[0].run() if operations else None]
     if case.execution == "graph":
@@ -65,7 +62,7 @@ def prepare(
             return Prepared(operations=[], refusal=refusal)
     repeatable: bool = control.agree(not operations or operations[0].repeatable, all)
     if pattern is not None:
-        operations += [make(pattern) for _ in range(_sets(case, repeatable=repeatable) - 1)]
+        operations += [make() for _ in range(_sets(case, each, repeatable=repeatable) - 1)]
     return Prepared(operations=operations, pattern=pattern)
 
 
@@ -99,19 +96,18 @@ def _refusal(case: Case, error: str | None, involved: int, control: Control) -> 
     return f"{case.backend} refuses it: {errors[0]}"
 
 
-def _no_room(case: Case, sets: int, control: Control, free_bytes: Callable[[], float]) -> str | None:
+def _no_room(set_bytes: int, sets: int, control: Control, free_bytes: Callable[[], float]) -> str | None:
     """Why the buffers do not fit somewhere, agreed by all ranks."""
-    if case.bytes < SMALL_BYTES:
+    if set_bytes < 2 * SMALL_BYTES:
         return None
-    # An input and an output a set, and as much again for what the library may copy.
-    need = 2 * case.bytes * (sets + 1)
+    # As much again as a set for what the library may copy.
+    need = set_bytes * (sets + 1)
     have = control.agree(free_bytes(), min) * MEMORY_SHARE
     return None if need <= have else f"needs {need / 1e9:.1f} GB a rank and {have / 1e9:.1f} GB is available"
 
 
-def _sets(case: Case, *, repeatable: bool) -> int:
+def _sets(case: Case, set_bytes: int, *, repeatable: bool) -> int:
     """How many buffer sets a case rotates through, the same on every rank."""
-    set_bytes = 2 * case.bytes
     if case.timing == "streamed":
         # An operation that overwrites its input needs a set each: at least two make a stream.
         return buffer_sets(set_bytes, case.cache, most=MAX_STREAMED_SETS, least=1 if repeatable else 2)

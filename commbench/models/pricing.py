@@ -14,6 +14,7 @@ a library may buffer is not assumed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -32,6 +33,56 @@ def price(schedule: Schedule, message_bytes: float, hosts: tuple[int, ...], link
     ValueError for a link that is needed but not calibrated.
     """
     return _Run(_plan(schedule, hosts), message_bytes * float(schedule.share), links, repeats).finish()
+
+
+def price_exchange(sizes: Sequence[Sequence[int]], hosts: tuple[int, ...], links: Links) -> float:
+    """Seconds of one exchange in which rank r sends ``sizes[r][s]`` bytes to each rank s, all messages posted at once.
+
+    What a rank has for itself, and what has no bytes, is no message. Each rank's first message goes to the rank after it,
+    the next to the one after that. Raises ValueError as ``price`` does.
+    """
+    n = len(hosts)
+    number = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
+    ranks_on = Counter(hosts)
+    routes: list[_Route] = []
+    kinds: dict[tuple[int, int, int], int] = {}
+    steps: list[list[int]] = [[] for _ in range(n)]
+    for ahead in range(1, n):
+        for source in range(n):
+            target = (source + ahead) % n
+            size = int(sizes[source][target])
+            if size <= 0:
+                continue
+            here, there = hosts[source], hosts[target]
+            across = here != there
+            kind = kinds.setdefault((here, there, size) if across else (-1, -1, size), len(kinds))
+            for rank in (source, target):
+                steps[rank].append(len(routes))
+            routes.append(
+                _Route(
+                    source, target, source, target, _sides(source, target, hosts, number, ranks_on),
+                    -1 if across else number[here], -1, kind,
+                )
+            )  # fmt: skip
+    plan = _Plan(
+        routes=tuple(routes), kinds=tuple(kinds), starts=tuple((rank,) for rank in range(n)),
+        last={rank: rank for rank in range(n)}, step_messages=tuple(map(tuple, steps)), sides=2 * (n + len(number)),
+        hosts=len(number),
+    )  # fmt: skip
+    return _Run(plan, 1.0, links, 1).finish()
+
+
+def _sides(
+    source: int, target: int, hosts: tuple[int, ...], number: dict[int, int], ranks_on: Counter[int]
+) -> tuple[int, ...]:
+    """The sides that a message holds: those of its ranks, and of NICs that several ranks share. The NIC of a rank that
+    is alone on its host carries just what the rank's own sides do."""
+    here, there, n = hosts[source], hosts[target], len(hosts)
+    sides = [2 * source, 2 * target + 1]
+    if here != there:
+        sides += [2 * (n + number[here])] if ranks_on[here] > 1 else []
+        sides += [2 * (n + number[there]) + 1] if ranks_on[there] > 1 else []
+    return tuple(sides)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,18 +129,11 @@ def _plan(schedule: Schedule, hosts: tuple[int, ...]) -> _Plan:
     routes = []
     for m in matching.messages:
         here, there = hosts[m.source], hosts[m.target]
-        sides = [2 * m.source, 2 * m.target + 1]
-        if here == there:
-            kind = kinds.setdefault((-1, -1, len(m.blocks)), len(kinds))
-        else:
-            kind = kinds.setdefault((here, there, len(m.blocks)), len(kinds))
-            # The NIC of a rank that is alone on its host carries just what the rank's own sides do.
-            sides += [2 * (n + number[here])] if ranks_on[here] > 1 else []
-            sides += [2 * (n + number[there]) + 1] if ranks_on[there] > 1 else []
+        kind = kinds.setdefault((-1, -1, len(m.blocks)) if here == there else (here, there, len(m.blocks)), len(kinds))
         routes.append(
             _Route(
-                m.send_step, m.recv_step, m.source, m.target, tuple(sides), number[here] if here == there else -1,
-                m.target if m.reduce else -1, kind,
+                m.send_step, m.recv_step, m.source, m.target, _sides(m.source, m.target, hosts, number, ranks_on),
+                number[here] if here == there else -1, m.target if m.reduce else -1, kind,
             )
         )  # fmt: skip
     return _Plan(

@@ -98,25 +98,23 @@ def expected(router: Router, where: Place, rank: int, iteration: int) -> Expecte
 
 def wrong_rows(
     want: Expected, router: Router, where: Place, rank: int, iteration: int, *, values: NDArray[np.float32],
-    begins: NDArray[np.int64], counts: NDArray[np.int64], source_rank: NDArray[np.int64] | None,
-    source_token: NDArray[np.int64] | None,
+    counts: NDArray[np.int64], source_rank: NDArray[np.int64] | None, source_token: NDArray[np.int64] | None,
 ) -> int:  # fmt: skip
     """How many elements of what a dispatch gave are wrong; each row that is missing or too many counts as one of hidden.
 
-    Where the library does not tell where rows come from, their content does.
+    ``values``: the valid rows of this rank's slots, one slot's after the other's, ``counts`` of each. Where the library does
+    not tell where rows come from, their content does.
     """
-    hidden, wrong = router.workload.hidden, 0
+    hidden, wrong, begin = router.workload.hidden, 0, 0
     sent: dict[int, NDArray[np.float32]] = {}
-    for place, slot in enumerate(where.slots_of(rank)):
-        begin, count = int(begins[place]), int(counts[place])
+    for slot, count in zip(where.slots_of(rank), counts.tolist(), strict=True):
         left = set(want.slots.get(slot, []))
         wrong += abs(count - len(left)) * hidden
-        got = values[begin : begin + count]
+        mine = slice(begin, begin + count)
+        begin += count
+        got = values[mine]
         if source_rank is not None and source_token is not None:
-            sources = zip(
-                source_rank[begin : begin + count].tolist(), source_token[begin : begin + count].tolist(), strict=True
-            )
-            names = list(sources)
+            names = list(zip(source_rank[mine].tolist(), source_token[mine].tolist(), strict=True))
         else:
             names = [_named(row) for row in got]
         for row, name in zip(got, names, strict=True):

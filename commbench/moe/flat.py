@@ -83,9 +83,7 @@ class Flat:
         phases.mark()
         counts = known or self._counts(order)
         phases.mark()
-        out = torch.empty(len(order.index), records.size, dtype=torch.uint8, device=batch.tokens.device)
-        source = batch_source(batch, self._rank)[order.index]
-        records.pack(out, payload[order.index], source, slots, batch.weights[order.index])
+        out = records.pack(payload, order.index, batch_source(batch, self._rank), slots, batch.weights)
         taken, wait = self._world.post(out, counts.give, counts.take)
         phases.mark()
         wait()
@@ -117,6 +115,10 @@ class Flat:
 
     def sent_bytes(self) -> NDArray[np.int64]:
         return self._world.sent.copy()
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        return (self._world,)
 
     def finish(self) -> None:
         self._world.calls.finish()

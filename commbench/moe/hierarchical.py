@@ -86,7 +86,7 @@ class Hierarchical:
         return Counts(order.counts.tolist(), channel.announce(order.counts).tolist())
 
     def dispatch(self, batch: Batch, known: Known | None = None) -> Received:
-        phases, records, device = self._phases, self._records, batch.tokens.device
+        phases, records = self._phases, self._records
         self._rail.sent[:] = 0
         phases.begin()
         across = by_destination(reached(self._member_of, batch.slots, len(self._rail.members)))
@@ -96,9 +96,7 @@ class Hierarchical:
         phases.mark()
         rail = known.rail if known else self._announce(self._rail, across)
         phases.mark()
-        out = torch.empty(len(across.index), records.size, dtype=torch.uint8, device=device)
-        source = batch_source(batch, self._rank)[across.index]
-        records.pack(out, payload[across.index], source, slots, batch.weights[across.index])
+        out = records.pack(payload, across.index, batch_source(batch, self._rank), slots, batch.weights)
         relayed, wait = self._rail.post(out, rail.give, rail.take)
         phases.mark()
         wait()
@@ -145,6 +143,10 @@ class Hierarchical:
 
     def sent_bytes(self) -> NDArray[np.int64]:
         return self._rail.sent.copy()
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        return (self._rail, self._node)
 
     def finish(self) -> None:
         self._node.calls.finish()

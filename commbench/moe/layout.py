@@ -42,15 +42,22 @@ class Records:
         return torch.cat([values.view(torch.uint8), scales.view(torch.uint8)], dim=1)
 
     def pack(
-        self, out: torch.Tensor, payload: torch.Tensor, source: torch.Tensor, slots: torch.Tensor, weights: torch.Tensor
+        self,
+        payload: torch.Tensor,
+        index: torch.Tensor,
+        source: torch.Tensor,
+        slots: torch.Tensor,
+        weights: torch.Tensor,
     ) -> torch.Tensor:
-        """[N, size] bytes. ``source``: [N, 2] rank and index; ``slots``, ``weights``: [N, K]."""
+        """[N, size] bytes of the tokens at ``index`` [N]. ``payload``, ``source`` (rank and index), ``weights``: of all
+        tokens; ``slots``: [N, K] of the copies."""
         topk, at = self.workload.topk, self.token
-        out[:, :at] = payload
+        out = torch.empty(len(index), self.size, dtype=torch.uint8, device=payload.device)
+        out[:, :at] = payload[index]
         numbers = out[:, at:].view(torch.int32)
-        numbers[:, :2] = source
+        numbers[:, :2] = source[index]
         numbers[:, 2 : 2 + topk] = slots
-        numbers[:, 2 + topk :] = weights.view(torch.int32)
+        numbers[:, 2 + topk :] = weights.view(torch.int32)[index]
         return out
 
     def source(self, records: torch.Tensor) -> torch.Tensor:
@@ -131,16 +138,30 @@ def expert_major(
     return received, record, k
 
 
+STRETCH_ELEMENTS = 2**18  # that are widened to float32 at a time on the host: what its second-level cache holds
+
+
 def weighted_sums(rows: torch.Tensor, record: torch.Tensor, weights: torch.Tensor, records: int) -> torch.Tensor:
     """[records, H] bfloat16: per record the sum of its rows times their weights, added in float32."""
     total = torch.zeros(records, rows.shape[1], dtype=torch.float32, device=rows.device)
-    return total.index_add_(0, record, rows.float() * weights[:, None]).to(torch.bfloat16)
+    for part in _stretches(rows):
+        total.index_add_(0, record[part], rows[part].float().mul_(weights[part, None]))
+    return total.to(torch.bfloat16)
 
 
 def sums_by_token(partial: torch.Tensor, index: torch.Tensor, tokens: int) -> torch.Tensor:
     """[tokens, H] bfloat16: per token the sum of what came back for it, added in float32."""
     total = torch.zeros(tokens, partial.shape[1], dtype=torch.float32, device=partial.device)
-    return total.index_add_(0, index, partial.float()).to(torch.bfloat16)
+    for part in _stretches(partial):
+        total.index_add_(0, index[part], partial[part].float())
+    return total.to(torch.bfloat16)
+
+
+def _stretches(rows: torch.Tensor) -> list[slice]:
+    """All rows at once on a device, some at a time on the host."""
+    count, hidden = rows.shape
+    step = max(1, STRETCH_ELEMENTS // max(1, hidden)) if rows.device.type == "cpu" else max(1, count)
+    return [slice(begin, min(begin + step, count)) for begin in range(0, count, step)]
 
 
 def batch_source(batch: Batch, rank: int) -> torch.Tensor:

@@ -186,8 +186,9 @@ def _typed(name: str, found: list[Any]) -> Any:
     default = _DEFAULTS.get(name)
     if default is not None:
         values = values.where(values.notna(), default)
-    if typing.get_origin(kind) is dict:
-        return pd.Series([value if isinstance(value, dict) else {} for value in values], dtype=object)
+    whole = typing.get_origin(kind)
+    if whole in (dict, list):
+        return pd.Series([value if isinstance(value, whole) else whole() for value in values], dtype=object)
     optional = isinstance(kind, types.UnionType)
     base = next(part for part in typing.get_args(kind) if part is not type(None)) if optional else kind
     if base is str:

@@ -101,6 +101,35 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
             _say(console, "  " + plain(_drift_line(row), console.encoding))
 
 
+def print_rows(
+    title: str, columns: Sequence[tuple[str, list[str]]], *, dispensable: Sequence[str] = (),
+    console: Console | None = None, file: IO[str] | None = None,
+) -> list[str]:  # fmt: skip
+    """A table of any columns, given as (heading, cells), under its title; in the style of the others. Returns the headings
+    that did not fit, of the ``dispensable`` ones, which go in that order."""
+    console = console or _console(file)
+    _say(console, plain(title, console.encoding), style="bold")
+    if columns:
+        cells = [
+            _Column(heading=plain(heading, console.encoding), cells=[plain(cell, console.encoding) for cell in found])
+            for heading, found in columns
+        ]
+        kept, gap, dropped = _fit(cells, console.width, dispensable)
+        lines = _lines(kept, gap)
+        console.out(lines[0], style="bold", highlight=False)
+        console.out("\n".join(lines[1:]), highlight=False)
+        console.out("")
+        return dropped
+    return []
+
+
+def say_lines(lines: Sequence[str], *, console: Console | None = None, file: IO[str] | None = None) -> None:
+    """Sentences under tables, wrapped."""
+    console = console or _console(file)
+    for line in lines:
+        _say(console, plain(line, console.encoding), style="dim")
+
+
 def _drift_line(row: Row) -> str:
     return (
         f"{row['collective']} {row['backend']} {format_size(int(row['bytes']))} {row['timing']}: "
@@ -222,7 +251,7 @@ def _columns(
         *(column(IDENTITY[name], lambda row, name=name: _text(row[name]), left=True) for name in varying),  # type: ignore[misc]
         *([] if one_timing else [column("timing", lambda row: row["timing"], left=True)]),
         column("time", lambda row: format_time(row["time_s"])),
-        column(plus_minus, _spread),
+        column(plus_minus, spread_of),
         column("cv", lambda row: None if row["launch_cv"] is None else f"{row['launch_cv']:.1%}"),
         column("algbw", rate("algbw_Bps")),
         column("busbw", rate("busbw_Bps")),
@@ -255,7 +284,8 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _spread(row: Row) -> str | None:
+def spread_of(row: Row) -> str | None:
+    """The wider side of a row's interval as a share of its time; a star where the interval is below the usual level."""
     share = _share(row)
     if share is None:
         return None
@@ -310,10 +340,12 @@ def _slowest(row: Row, hosts_matter: bool) -> str | None:
     return None if row["slowest_rank"] is None else f"{row['slowest_rank']}{host}"
 
 
-def _fit(columns: list[_Column], width: int) -> tuple[list[_Column], int, list[str]]:
+def _fit(
+    columns: list[_Column], width: int, dispensable: Sequence[str] = _DISPENSABLE
+) -> tuple[list[_Column], int, list[str]]:
     """The columns that fit, the blanks between them, and the headings of those that had to go."""
     dropped: list[str] = []
-    candidates = list(_DISPENSABLE)
+    candidates = list(dispensable)
     while True:
         for gap in (2, 1):
             if sum(column.width for column in columns) + gap * (len(columns) - 1) <= width:

@@ -18,7 +18,7 @@ STAMPS = np.array([[[0, 10_000]] * 20, [[0, 9_000]] * 20], dtype=np.int64)  # of
 FOUND = Measured(
     summary=summarise_times(np.full(20, 10e-6)), iterations=combine(STAMPS, ((0, 1),), common_clock=False),
     kept=np.ones(20, dtype=bool), stamps=STAMPS, batch=1, late_starts=False, wrong=0, verified=20, stop="iterations",
-    start="stream",
+    start="stream", numbers=np.arange(20),
 )  # fmt: skip
 SETTING = Setting(
     run_id="r", launch=0, label="", seed=0, layout=Layout(hosts=("a", "a")), backend_settings={}, links=None,

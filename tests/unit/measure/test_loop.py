@@ -293,7 +293,8 @@ def learn(one: _Head, times_us: list[float], skews_us: list[float], ahead_ns: in
     second = np.array([(1000 * skew, end) for (_, skew), end in zip(pairs, ends, strict=True)], dtype=np.int64)
     value = {"wrong": 0, "timed_s": 1e-3, "check_s": 0.0, "host_s": None, "ahead_ns": ahead_ns}
     one.learn(
-        {"count": len(pairs), "sets": len(pairs), "check": []}, [(value, first.tobytes()), (value, second.tobytes())]
+        {"first": 0, "count": len(pairs), "sets": len(pairs), "check": []},
+        [(value, first.tobytes()), (value, second.tobytes())],
     )
 
 
