@@ -436,7 +436,12 @@ class _Worker:
             from commbench.moe.library import RoutedLibrary
 
             return RoutedLibrary(
-                backend=backend, control=self.client, layout=self.layout, seed=self.sweep.seed, links=setting.links
+                case=case,
+                backend=backend,
+                control=self.client,
+                layout=self.layout,
+                seed=self.sweep.seed,
+                links=setting.links,
             )
         from commbench.algorithms.library import Library
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commbench.algorithms.library import Groups, Library
+from commbench.backends import why_not_graph
 from commbench.backends.base import Backend
 from commbench.backends.experts import ExpertExchange, Place
 from commbench.backends.forcing import Chosen
@@ -40,8 +41,9 @@ Slots = list[NDArray[np.int64]]
 
 @dataclass(kw_only=True)
 class RoutedLibrary:
-    """One backend on every rank of a world, for routed cases."""
+    """One backend on every rank of a world, for one routed case: the one that all methods are given."""
 
+    case: Case
     backend: Backend
     control: Control
     layout: Layout
@@ -52,8 +54,10 @@ class RoutedLibrary:
 
     def why_not(self, case: Case, groups: Groups) -> str | None:
         assert case.workload is not None
-        if case.group != "world":
-            return "experts are spread over the whole world: there is no such group"
+        if reason := why_not_graph(case):
+            return reason
+        if case.execution == "graph" and case.workload.mode != "low_latency":
+            return "in throughput mode the host waits for counts: only low latency can be captured in a graph"
         if reason := why_not(case.workload, case.ranks, self.layout.host_of):
             return reason
         if case.algorithm == "library":
@@ -65,14 +69,13 @@ class RoutedLibrary:
             return f"{case.backend} cannot exchange parts of unequal size in torch's memory"
         return exchange.why_not(case, self.layout)
 
-    @lru_cache(maxsize=2)  # noqa: B019  lives as long as its case
-    def _routed(self, case: Case) -> tuple[Router, Place]:
+    @cached_property
+    def _routed(self) -> tuple[Router, Place]:
+        """Where its tokens go, and where its experts are."""
+        case = self.case
         assert case.workload is not None
         router = Router(case.workload, case.ranks, self.layout.host_of, _seed(self.seed, case))
         return router, place(case.workload, case.ranks, self.layout.host_of, router.expected_load())
-
-    def __hash__(self) -> int:
-        return id(self)
 
     def prepare(self, case: Case, groups: Groups) -> Prepared:
         from commbench.moe.operations import OPERATIONS, Numbers, Setup
@@ -80,7 +83,7 @@ class RoutedLibrary:
         assert case.workload is not None
         backend, rank = self.backend, self.control.rank
         backend.join(groups)
-        router, where = self._routed(case)
+        router, where = self._routed
         most = max(router.tokens(one) for one in range(case.ranks))
 
         def make_exchange() -> ExpertExchange:
@@ -94,7 +97,7 @@ class RoutedLibrary:
             return made
 
         calls = backend.all_to_all_v(groups[0])
-        setup = Setup(router=router, where=where, rank=rank, device=_device(calls), make=make_exchange)
+        setup = Setup(router=router, where=where, rank=rank, device=_device(calls), graph=case.execution == "graph")
 
         def make() -> Operation:
             return OPERATIONS[case.collective](setup=setup, exchange=make_exchange()).operation()
@@ -122,9 +125,8 @@ class RoutedLibrary:
 
     def chosen(self, case: Case, operations: list[Operation]) -> list[Chosen] | None:
         """Nothing is to choose; but here all ranks are in step, and can time what they do besides exchanging."""
-        first = operations[0]
-        assert first.alone is not None
-        self.local_s = self.control.agree(first.alone(), _most)
+        alone = operations[0].alone
+        self.local_s = self.control.agree(alone() if alone is not None else None, _most)
         return None
 
     def note(self, case: Case) -> str | None:
@@ -134,7 +136,7 @@ class RoutedLibrary:
 
     def matched(self, case: Case) -> Case:
         """A plain all_to_all that sends as many bytes from each rank as this case does in the mean."""
-        router, where = self._routed(case)
+        router, where = self._routed
         sent = [self._sent(case, router, where, number) for number in range(4)]
         each = float(np.mean([one.sum() - np.trace(one) for one in sent])) / case.ranks
         spec_bytes = each * case.ranks / max(1, case.ranks - 1)
@@ -167,7 +169,7 @@ class RoutedLibrary:
         """Write into a point what was sent, how evenly, by whom last and how long each phase took."""
         workload = case.workload
         assert workload is not None
-        router, where = self._routed(case)
+        router, where = self._routed
         numbers = _spread(np.unique(found.numbers), 1 if workload.fixed else SEEN)
         slots = {int(number): self._slots(router, where, int(number)) for number in numbers}
         each = [

@@ -6,8 +6,8 @@ many elements were wrong, worked out when its output is downloaded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from commbench.backends.experts import Batch, ExpertExchange, Place, Received
+from commbench.backends.torch_device import capture
 from commbench.measure.operation import Bytes, Operation
 from commbench.moe.check import expected, expert_factor, token_words, wrong_rows, wrong_sums
 from commbench.moe.exchange import local_s
@@ -44,13 +45,13 @@ class Numbers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What the operations of one case on this rank share. ``make`` gives an exchange: a call of all ranks."""
+    """What the operations of one case on this rank share. ``graph``: they are captured, and a device launches them."""
 
     router: Router
     where: Place
     rank: int
     device: torch.device
-    make: Callable[[], ExpertExchange]
+    graph: bool = False
 
     def batch(self, iteration: int) -> Batch:
         router, rank = self.router, self.rank
@@ -85,10 +86,12 @@ class _Routed:
         return int(self.given.view(np.int64)[0])
 
     def operation(self) -> Operation:
+        graph = self.setup.graph
         return Operation(
             run=self.run, enqueue=self.enqueue, finish=self.exchange.finish, input=self.given, output=self.taken,
             upload=self.upload, download=self.download, repeatable=self.setup.router.workload.fixed,
-            phases=self.exchange.phases_ns, alone=self.alone,
+            phases=None if graph else self.exchange.phases_ns, alone=None if graph else self.alone,
+            capture=partial(capture, self.enqueue) if graph else None,
         )  # fmt: skip
 
     def run(self) -> None:

@@ -17,13 +17,18 @@ class Phases:
     def __init__(self, device: torch.device) -> None:
         self._marks: list[Any] = []
         self._on_device = device.type == "cuda"
+        self._captured = False
         self._stamp: Callable[[], Any] = self._event if self._on_device else time.monotonic_ns
 
     def begin(self) -> None:
-        self._marks = [self._stamp()]
+        # Events of a graph cannot be asked for their times.
+        self._captured = self._on_device and torch.cuda.is_current_stream_capturing()
+        self._marks = []
+        self.mark()
 
     def mark(self) -> None:
-        self._marks.append(self._stamp())
+        if not self._captured:
+            self._marks.append(self._stamp())
 
     @staticmethod
     def _event() -> Any:

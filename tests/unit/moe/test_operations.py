@@ -16,6 +16,7 @@ from commbench.backends.experts import Batch, Received
 from commbench.cases import Layout
 from commbench.moe.check import _named, expert_factor, token_words, values_of
 from commbench.moe.exchange import Channel, local_s, make_exchange
+from commbench.moe.library import RoutedLibrary
 from commbench.moe.low_latency import LowLatency
 from commbench.moe.operations import OPERATIONS, Numbers, Setup
 from commbench.moe.placement import place
@@ -41,7 +42,7 @@ def run_case(
     def act(rank: int, backend: Any) -> int:
         case = routed_case(workload, 4, collective=collective, algorithm=algorithm, dtype=dtype)
         exchange = make_exchange(case, where, LAYOUT, rank, workload.tokens, backend)
-        setup = Setup(router=router, where=where, rank=rank, device=torch.device("cpu"), make=lambda: exchange)
+        setup = Setup(router=router, where=where, rank=rank, device=torch.device("cpu"))
         routed = OPERATIONS[collective](setup=setup, exchange=exchange)
         operation = routed.operation()
         data = Numbers()
@@ -224,7 +225,7 @@ def test_the_work_around_messages_is_timed_without_them(as_threads: Callable[...
     def act(rank: int, backend: Any) -> int:
         case = routed_case(WORKLOAD, 4, algorithm="own:hierarchical")
         exchange = make_exchange(case, where, LAYOUT, rank, 9, backend)
-        setup = Setup(router=router, where=where, rank=rank, device=torch.device("cpu"), make=lambda: exchange)
+        setup = Setup(router=router, where=where, rank=rank, device=torch.device("cpu"))
         routed = OPERATIONS["moe_dispatch"](setup=setup, exchange=exchange)
         routed.operation().upload()
         posts = []
@@ -264,3 +265,49 @@ def test_a_straggler_and_its_load() -> None:
     # Nobody in particular, and too few to say.
     assert find_straggler(ends, loads, np.arange(20) % 4)["explained"].startswith("no rank")
     assert find_straggler(ends[:3], loads[:3], np.full(3, 3))["explained"].startswith("too few")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"execution": "graph"}, "gloo works on the host, and only a device launches graphs"),
+        ({"backend": "nccl", "execution": "graph"}, "only low latency can be captured in a graph"),
+        (
+            {"algorithm": "library"},
+            "gloo has no dispatch and combine of its own: ask for --dispatch flat or hierarchical",
+        ),
+        ({"workload": replace(WORKLOAD, topk=9)}, "topk 9 is more than 8 experts"),
+        ({}, None),
+    ],
+)
+def test_what_cannot_be_is_said_before_it_is_tried(changes: dict[str, Any], says: str | None) -> None:
+    class Backend:
+        def expert_library(self, members: tuple[int, ...]) -> None:
+            return None
+
+        def all_to_all_v(self, members: tuple[int, ...]) -> object:
+            return object()
+
+    case = routed_case(WORKLOAD, 4)
+    case = replace(case, **changes)
+    library = RoutedLibrary(case=case, backend=Backend(), control=None, layout=LAYOUT, seed=0)  # type: ignore[arg-type]
+    reason = library.why_not(case, ((0, 1, 2, 3),))
+    assert (reason is None) == (says is None)
+    assert says is None or says in (reason or "")
+
+
+def test_a_plain_all_to_all_of_as_many_bytes() -> None:
+    case = routed_case(WORKLOAD, 4)
+    library = RoutedLibrary(case=case, backend=None, control=None, layout=LAYOUT, seed=0)  # type: ignore[arg-type]
+    plain = library.matched(case)
+    router, where = library._routed
+    from commbench.moe.conventions import convention_bytes
+    from commbench.moe.placement import choose_slots
+
+    sent = []
+    for iteration in range(4):
+        slots = [choose_slots(where, router.selections(rank, iteration)[0], rank) for rank in range(4)]
+        sent.append(convention_bytes(where, slots, WORKLOAD, "bfloat16", "moe_dispatch", "own:flat")["wire"].mean())
+    # Of an all_to_all's bytes a rank keeps a quarter to itself; shares are whole multiples of 16 bytes.
+    assert plain.collective == "all_to_all"
+    assert plain.bytes * 3 / 4 == pytest.approx(np.mean(sent), abs=16 * 4)
