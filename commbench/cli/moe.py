@@ -95,6 +95,8 @@ def moe(
         "label": label,
     }  # fmt: skip
     options = read_moe_options(sweep_file, given, profile)
+    if plot is not None:
+        _check_plot(plot)
     try:
         place = detect(os.environ, launcher)
         check_world(options, place)
@@ -116,6 +118,16 @@ def moe(
 
 
 moe.__doc__ = _HELP
+
+
+def _check_plot(file: Path) -> None:
+    """Now, and not when everything has been measured."""
+    from commbench.cli.errors import UsageError
+
+    if file.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise UsageError(f"--plot: {file} is none of .png, .pdf and .svg")
+    if not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK) or file.is_dir():
+        raise UsageError(f"--plot: {file} cannot be written: name a file in a directory that exists")
 
 
 def _list_profiles() -> int:
@@ -149,8 +161,11 @@ def _report(run: Run, options: MoeOptions, plot: Path | None) -> int:
         frame = from_points(run.points)
         print_moe(frame, options.phases)
         if plot is not None:
-            plot_moe(frame, plot)
-            print(f"figure:  {shlex.quote(str(plot))}")
+            try:
+                plot_moe(frame, plot)
+                print(f"figure:  {shlex.quote(str(plot))}")
+            except (OSError, ValueError) as error:  # the points are there, and show can draw them later
+                print(f"commbench: no figure: {error}", file=sys.stderr)
     wrong = sum(1 for point in run.points if point["status"] == "wrong")
     if wrong:
         print(f"commbench: {wrong} points have wrong data: no bandwidth is given for them", file=sys.stderr)

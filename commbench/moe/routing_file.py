@@ -76,6 +76,8 @@ def _read(path: str, changed: int) -> Recorded:
         raise ValueError(f"routing file {path} is a single array: write an archive with numpy.savez") from None
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())
+        if "pickle" in reason:  # numpy goes on to say how to open it all the same
+            reason = "it holds other things than plain numbers"
         raise ValueError(
             f"routing file {path} is not an .npz archive of arrays 'ids' and 'weights': {reason}"
         ) from None

@@ -199,13 +199,23 @@ def _slowest(row: Row) -> str:
 
 
 def plot_moe(frame: pd.DataFrame, path: Path) -> None:
-    """Time, and bandwidth of the stated bytes, against tokens; published values of the same shape as single marks."""
+    """Time, and bandwidth of the stated bytes, against tokens; published values of the same shape as single marks.
+
+    PNG, SVG or PDF by the suffix of ``path``. Raises ValueError for another one and where no dispatch or combine has a
+    time, OSError where the file cannot be written.
+    """
+    from commbench.report.figures import SUFFIXES
+
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{str(path)!r} is no picture's name: end it in {', '.join(SUFFIXES)}")
+    rows = _rows(frame[is_routed(frame) & (frame["status"] == STATUS_OK)])
+    if not rows:
+        raise ValueError("nothing to plot: no dispatch or combine has a time")
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = _rows(frame[is_routed(frame) & (frame["status"] == STATUS_OK)])
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 9), sharex=True, layout="constrained")
     varying = [name for name in _FACTORS if len({str(row.get(name)) for row in rows}) > 1]
     curves: dict[str, list[Row]] = {}

@@ -87,6 +87,8 @@ def test_a_file_has_the_same_keys(tmp_path: Path) -> None:
         (["--tokens", "0"], "tokens"),
         (["--profile", "gpt-9"], "--profile: unknown profile 'gpt-9'"),
         (["--masked", "150%"], "mask"),
+        (["--plot", "moe.txt"], "--plot: moe.txt is none of .png, .pdf and .svg"),
+        (["--plot", "nowhere/moe.png"], "--plot: nowhere/moe.png cannot be written"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from commbench.records import Point
 from commbench.report.frame import from_points
 from commbench.report.moe import plot_moe, print_moe
@@ -94,3 +96,10 @@ def test_the_figure(tmp_path: Path) -> None:
     file = tmp_path / "moe.png"
     plot_moe(from_points([point(), point(16)]), file)
     assert file.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no picture's name"):
+        plot_moe(from_points([point()]), tmp_path / "moe.txt")
+    with pytest.raises(ValueError, match="nothing to plot"):
+        plot_moe(from_points([point(status="skipped", time_s=None)]), tmp_path / "moe.png")
