@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from commbench.units import format_size
 
 SCHEMA = 1
 
@@ -153,6 +156,17 @@ class Point:
 
 
 COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Point))
+
+
+def size_title(point: Mapping[str, Any]) -> str:
+    """What a line calls the size of a point: its bytes, or its tokens and what tells such cases apart."""
+    if not point.get("workload"):
+        return format_size(int(point["bytes"] or point["requested_bytes"]))
+    known = point["workload"]
+    how = [str(point["algorithm"]).removeprefix("own:"), known["routing"], str(point["dtype"])]
+    how += [known["mode"]] if known["mode"] != "throughput" else []
+    how += [known["experts_on"]] if known["experts_on"] != "contiguous" else []
+    return f"of {known['tokens']} tokens {' '.join(how)}"
 
 
 def finite(value: Any) -> Any:

@@ -156,10 +156,12 @@ def _report(run: Run, options: MoeOptions, plot: Path | None) -> int:
     """The table from what was heard, and where the results are."""
     if run.points:
         from commbench.report.frame import from_points
+        from commbench.report.launches import print_launches
         from commbench.report.moe import plot_moe, print_moe
 
         frame = from_points(run.points)
         print_moe(frame, options.phases)
+        print_launches(frame, run.directory)
         if plot is not None:
             try:
                 plot_moe(frame, plot)

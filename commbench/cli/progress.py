@@ -6,7 +6,8 @@ import sys
 import time
 from typing import Any
 
-from commbench.units import format_bandwidth, format_size, format_time
+from commbench.records import size_title
+from commbench.units import format_bandwidth, format_time
 
 
 class Progress:
@@ -94,8 +95,7 @@ class Progress:
 
 def describe(point: dict[str, Any]) -> str:
     """One point in one line."""
-    size = format_size(point["bytes"] or point["requested_bytes"])
-    name = f"{point['backend']} {point['collective']} {size} {point['timing']}"
+    name = f"{point['backend']} {point['collective']} {size_title(point)} {point['timing']}"
     if point["status"] == "skipped":
         return f"{name}: skipped, {point['reason']}"
     if point["status"] != "ok":

@@ -123,7 +123,17 @@ def _identity(case: Case, setting: Setting, started_utc: str) -> dict[str, Any]:
         "world": setting.layout.world, "backend_settings": setting.backend_settings,
         "calibration_id": setting.links.calibration_id if setting.links else None,
         "oversubscribed": setting.oversubscribed, "variant": setting.variant, "tainted": setting.tainted,
+        **_workload(case),
     }  # fmt: skip
+
+
+def _workload(case: Case) -> dict[str, Any]:
+    """The columns of a routed case's workload."""
+    if case.workload is None:
+        return {}
+    whole = case.workload.to_dict()
+    names = ("tokens", "hidden", "experts", "topk", "mode", "routing", "experts_on")
+    return {name: whole[name] for name in names} | {"workload": whole}
 
 
 def _set_bandwidth(point: Point, case: Case) -> None:

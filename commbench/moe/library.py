@@ -176,11 +176,6 @@ class RoutedLibrary:
             convention_bytes(where, one, workload, case.dtype, case.collective, case.algorithm)
             for one in slots.values()
         ]
-        point.tokens, point.hidden, point.experts, point.topk = (
-            workload.tokens, workload.hidden, workload.experts, workload.topk,
-        )  # fmt: skip
-        point.mode, point.routing, point.experts_on = workload.mode, workload.routing, workload.experts_on
-        point.workload = workload.to_dict()
         point.convention_bytes = {name: float(np.mean([one[name].mean() for one in each])) for name in each[0]}
         point.bytes_convention = default_convention(workload.mode, case.backend)
         point.load = _mean_load([load_of(where, one) for one in slots.values()])

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from commbench.records import STATUS_OK
+from commbench.records import STATUS_OK, size_title
 from commbench.report.frame import Source, read_launches
 from commbench.report.tables import IDENTITY, PLAIN_WIDTH, plain
 from commbench.stats.compare import CONFIDENCE, LEAST_PAIRS, MIN_EFFECT, Comparison, compare
@@ -19,7 +19,7 @@ from commbench.stats.launches import LaunchInterval, Spread, median_of_launches,
 from commbench.stats.modes import Modes, find_modes
 from commbench.stats.separators import Fact, Separator, separators
 from commbench.stats.sequence import LEAST, Correlation, Drift, find_drift, serial_correlation
-from commbench.units import format_size, format_time
+from commbench.units import format_time
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +126,7 @@ def _case(points: pd.DataFrame, names: Sequence[str], facts: Facts) -> CaseLaunc
     medians = points.groupby("launch", sort=False)["time_s"].median()
     times = tuple(float(time) for time in medians)
     modes = find_modes(times) if min(times) > 0 else None
-    size = format_size(int(first["bytes"] or first["requested_bytes"]))
+    size = size_title({str(name): first[name] for name in first.index})
     title = " ".join([f"{first['collective']} {first['backend']} {size} {first['timing']}", *(
         str(first[name]) for name in names if name != "variant" and first[name] == first[name]
     )])  # fmt: skip
