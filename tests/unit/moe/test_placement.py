@@ -92,7 +92,7 @@ def test_eplb_by_hand() -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     ranks=st.integers(1, 7), per_rank=st.integers(1, 5), data=st.data(),
-    load=st.lists(st.floats(0, 100), min_size=35, max_size=35), uneven=st.booleans(),
+    load=st.lists(st.floats(0, 100), min_size=41, max_size=41), uneven=st.booleans(),
 )  # fmt: skip
 def test_eplb_fills_ranks_evenly_with_different_experts(
     ranks: int, per_rank: int, data: st.DataObject, load: list[float], uneven: bool
