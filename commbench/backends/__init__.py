@@ -92,6 +92,11 @@ BACKENDS: dict[str, BackendInfo] = {
             missing=_no_device, buffers=BUFFERS, graphs=True,
         ),
         BackendInfo(
+            name="deepep", target="commbench.backends.deepep:DeepEp", needs="deep_ep",
+            install="build it for this torch and CUDA from github.com/deepseek-ai/DeepEP", starter="spawn",
+            missing=_cuda_missing, dispatches=True,
+        ),
+        BackendInfo(
             name="mpi", target="commbench.backends.mpi:Mpi", needs="mpi4py",
             install="pip install 'commbench[mpi]'", starter="mpirun",
         ),

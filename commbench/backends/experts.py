@@ -66,13 +66,13 @@ class Batch:
 class Received:
     """What a dispatch gives an expert's rank, expert slot after expert slot.
 
-    ``rows``: [N, H] bfloat16, or float8_e4m3fn with ``scales`` [N, H/128] float32. ``begins`` and ``counts``: [L] int64,
+    ``rows``: [N, H] bfloat16, or float8_e4m3fn with ``scales``: what gives [M, H/128] float32 for M of them. ``begins`` and ``counts``: [L] int64,
     where each slot's rows begin and how many are valid; they may lie apart. ``source_rank`` and ``source_token``: [N]
     int64, of each valid row, or None where the library does not tell. ``handle``: what a combine needs of it.
     """
 
     rows: torch.Tensor
-    scales: torch.Tensor | None
+    scales: Any
     begins: torch.Tensor
     counts: torch.Tensor
     source_rank: torch.Tensor | None
@@ -104,8 +104,9 @@ class ExpertExchange(Protocol):
         """How long each phase of the last call took on this rank; they add up to the call, whose host time they
         are, or the device's where it keeps the time. Called after the device has finished."""
 
-    def sent_bytes(self) -> NDArray[np.int64]:
-        """[n] bytes that the last call handed over for each rank, this one's own included; counts and indices too."""
+    def sent_bytes(self) -> NDArray[np.int64] | None:
+        """[n] bytes that the last call handed over for each rank, this one's own included; counts and indices too. None
+        where a library does not tell."""
 
     def finish(self) -> None:
         """Wait until the device is done with all that was enqueued; nothing where there is none."""
@@ -116,6 +117,9 @@ class ExpertLibrary(Protocol):
 
     def why_not(self, workload: Workload, dtype: str, algorithm: str) -> str | None:
         """Why it cannot carry a workload out, known before it is tried, or None."""
+
+    def most_sets(self, workload: Workload) -> int | None:
+        """How many operations' results can be held at once; None: as many as there is memory for."""
 
     def make(self, workload: Workload, dtype: str, place: Place, rank: int, most_tokens: int) -> ExpertExchange:
         """Its exchange for this rank; a call of all ranks. ``most_tokens``: of any rank."""

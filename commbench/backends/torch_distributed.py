@@ -41,6 +41,7 @@ class TorchDistributed:
     """What gloo and nccl share. Tensors live on ``self.device``."""
 
     name = ""
+    process_group = ""  # what torch calls the library, where that is not the name
     device = torch.device("cpu")
 
     def __init__(self) -> None:
@@ -52,7 +53,12 @@ class TorchDistributed:
         store = _store(context)
         self._compare(context)
         dist.init_process_group(
-            self.name, store=store, rank=context.rank, world_size=context.world, timeout=TIMEOUT, **self._init_options()
+            self.process_group or self.name,
+            store=store,
+            rank=context.rank,
+            world_size=context.world,
+            timeout=TIMEOUT,
+            **self._init_options(),
         )
         everyone = tuple(range(context.world))
         self._groups[everyone] = dist.group.WORLD

@@ -62,6 +62,7 @@ class MoeOptions(RunOptions):
     """Every option of ``commbench moe`` with its default; the keys of a TOML file are these names."""
 
     elsewhere: ClassVar[frozenset[str]] = _ELSEWHERE
+    routed: ClassVar[bool] = True
 
     dtype: tuple[str, ...] = ("bfloat16",)
     timing: tuple[str, ...] = ("isolated",)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from commbench.algorithms.names import check_algorithms, expand_algorithms
-from commbench.backends import REGISTRY
+from commbench.backends import BACKENDS, REGISTRY
 from commbench.cases import BUFFERS, DTYPES, EXECUTIONS, PLACEMENTS, REDUCE_OPS, TIMINGS, Sweep, parse_group
 from commbench.cli.errors import UsageError
 from commbench.collectives import COLLECTIVES, ROUTED
@@ -161,6 +161,7 @@ class RunOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     elsewhere: ClassVar[frozenset[str]] = frozenset()  # fields that are not this command's to choose
+    routed: ClassVar[bool] = False  # whether tokens are what is sent
 
     backend: tuple[str, ...] = Sweep().backends
     collective: tuple[str, ...] = Sweep().collectives
@@ -196,6 +197,14 @@ class RunOptions(BaseModel):
     @classmethod
     def _parse(cls, value: Any, info: Any) -> Any:
         return None if value is None else _PARSERS[info.field_name](value)
+
+    @field_validator("backend", mode="after")
+    @classmethod
+    def _whole(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        odd = next((name for name in names if BACKENDS[name].dispatches and not cls.routed), None)
+        if odd is not None:
+            raise ValueError(f"{odd} has dispatch and combine alone: measure it with commbench moe")
+        return names
 
     @field_validator("algorithm", mode="before")
     @classmethod

@@ -29,13 +29,14 @@ class Prepared:
 
 def prepare(
     case: Case, involved: int, control: Control, make_data: Callable[[], Data | None], make: Callable[[], Operation],
-    free_bytes: Callable[[], float], set_bytes: int | None = None,
+    free_bytes: Callable[[], float], set_bytes: int | None = None, most_sets: int | None = None,
 ) -> Prepared:  # fmt: skip
     """Make the operations and try one, on every rank in step.
 
     ``involved`` counts the ranks of all groups; ``make_data`` gives this rank's data, None where it takes no part, ``make``
     the operation on fresh buffers and ``free_bytes`` what buffers may take on this rank; ``set_bytes``: what the buffers
-    of one operation take, by default an input and an output of a message. Raises RuntimeError where some
+    of one operation take, by default an input and an output of a message; ``most_sets``: how many of them there may be.
+    Raises RuntimeError where some
     ranks can and others cannot.
     """
     each = 2 * case.bytes if set_bytes is None else set_bytes
@@ -62,7 +63,8 @@ def prepare(
             return Prepared(operations=[], refusal=refusal)
     repeatable: bool = control.agree(not operations or operations[0].repeatable, all)
     if pattern is not None:
-        operations += [make() for _ in range(_sets(case, each, repeatable=repeatable) - 1)]
+        sets = _sets(case, each, repeatable=repeatable)
+        operations += [make() for _ in range(min(sets, most_sets or sets) - 1)]
     return Prepared(operations=operations, pattern=pattern)
 
 

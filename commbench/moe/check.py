@@ -26,7 +26,8 @@ LARGEST = 7  # e4m3 holds all whole numbers up to 16, whatever its scale: multip
 @dataclass(kw_only=True)
 class Expected:
     """What a rank must get in one iteration. ``slots[slot]``: (source rank, token) of every row of its slots, in any
-    order; ``sums``: [T] what each of its own tokens is multiplied by when all experts multiply by their own factor."""
+    order; ``factors``: [T] what a combine makes of each of its own tokens, in multiples, when all experts multiply by a
+    factor of their own."""
 
     slots: dict[int, list[tuple[int, int]]]
     factors: NDArray[np.float64]

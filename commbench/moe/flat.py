@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from commbench.backends.experts import Batch, Place, Received
+from commbench.backends.phases import Phases
 from commbench.moe.exchange import Channel
 from commbench.moe.layout import (
     Order,
@@ -23,7 +24,6 @@ from commbench.moe.layout import (
     sums_by_token,
     weighted_sums,
 )
-from commbench.moe.phases import Phases
 from commbench.workloads import Workload
 
 

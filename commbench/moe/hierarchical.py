@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from commbench.backends.experts import Batch, Place, Received
+from commbench.backends.phases import Phases
 from commbench.moe.exchange import Channel
 from commbench.moe.flat import Counts, _with_handle
 from commbench.moe.layout import (
@@ -29,7 +30,6 @@ from commbench.moe.layout import (
     sums_by_token,
     weighted_sums,
 )
-from commbench.moe.phases import Phases
 from commbench.workloads import Workload
 
 

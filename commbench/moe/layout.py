@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from commbench.backends.experts import Batch, Place, Received
-from commbench.moe.quantise import quantise
+from commbench.backends.quantise import quantise
 from commbench.moe.wire import record_bytes
 from commbench.workloads import Workload
 

@@ -110,7 +110,12 @@ class RoutedLibrary:
             make,
             self._uniform.free_bytes,
             set_bytes(case, most, len(where.rank_of)),
+            self._most_sets(case, groups),
         )
+
+    def _most_sets(self, case: Case, groups: Groups) -> int | None:
+        library = self.backend.expert_library(groups[0]) if case.algorithm == "library" else None
+        return None if library is None else library.most_sets(case.workload)  # type: ignore[arg-type]  # a routed case's
 
     @property
     def _uniform(self) -> Library:

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from commbench.backends.experts import Batch, Place, Received
+from commbench.backends.phases import Phases
 from commbench.moe.exchange import Channel
 from commbench.moe.layout import Records, Ways, batch_source, reached, weighted_sums
-from commbench.moe.phases import Phases
 from commbench.workloads import Workload
 
 

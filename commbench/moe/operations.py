@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from commbench.backends.experts import Batch, ExpertExchange, Place, Received
+from commbench.backends.quantise import dequantise, relative_error
 from commbench.backends.torch_device import capture
 from commbench.measure.operation import Bytes, Operation
 from commbench.moe.check import expected, expert_factor, token_words, wrong_rows, wrong_sums
 from commbench.moe.exchange import local_s
 from commbench.moe.placement import choose_slots
-from commbench.moe.quantise import dequantise, relative_error
 from commbench.moe.routing import Router
 
 _UNCHECKED = -1

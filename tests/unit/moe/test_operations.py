@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from commbench.backends.experts import Batch, Received
+from commbench.backends.quantise import dequantise, quantise, relative_error
 from commbench.cases import Layout
 from commbench.moe.check import _named, expert_factor, token_words, values_of
 from commbench.moe.exchange import Channel, local_s, make_exchange
@@ -20,7 +21,6 @@ from commbench.moe.library import RoutedLibrary
 from commbench.moe.low_latency import LowLatency
 from commbench.moe.operations import OPERATIONS, Numbers, Setup
 from commbench.moe.placement import place
-from commbench.moe.quantise import dequantise, quantise, relative_error
 from commbench.moe.routing import Router
 from commbench.moe.straggler import find_straggler
 from commbench.workloads import Workload
