@@ -47,6 +47,14 @@ def _torch_without_cuda() -> str | None:
     return f"torch {found.get('__version__', '').strip(chr(39))} is built without CUDA: install a CUDA build of torch"
 
 
+def _find(module: str) -> object | None:
+    """Where a module is, which may be inside a package that is not there."""
+    try:
+        return importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BackendInfo:
     """What is known of a backend before it is loaded.
@@ -69,7 +77,7 @@ class BackendInfo:
 
     def why_unavailable(self) -> str | None:
         """One line on why this backend cannot run here and what to do, or None."""
-        if importlib.util.find_spec(self.needs) is None:
+        if _find(self.needs) is None:
             return f"backend {self.name!r} needs {self.needs}: {self.install}"
         lacking = self.missing()
         return f"backend {self.name!r}: {lacking}" if lacking else None
@@ -95,6 +103,11 @@ BACKENDS: dict[str, BackendInfo] = {
             name="deepep", target="commbench.backends.deepep:DeepEp", needs="deep_ep",
             install="build it for this torch and CUDA from github.com/deepseek-ai/DeepEP", starter="spawn",
             missing=_cuda_missing, dispatches=True,
+        ),
+        BackendInfo(
+            name="nccl_ep", target="commbench.backends.nccl_ep:NcclEp", needs="nccl.ep",
+            install="pip install 'commbench[moe]' and 'commbench[cuda13]', or 'commbench[cuda12]' for a driver of CUDA 12",
+            starter="spawn", missing=_cuda_missing, dispatches=True,
         ),
         BackendInfo(
             name="mpi", target="commbench.backends.mpi:Mpi", needs="mpi4py",
