@@ -123,7 +123,17 @@ def _identity(case: Case, setting: Setting, started_utc: str) -> dict[str, Any]:
         "world": setting.layout.world, "backend_settings": setting.backend_settings,
         "calibration_id": setting.links.calibration_id if setting.links else None,
         "oversubscribed": setting.oversubscribed, "variant": setting.variant, "tainted": setting.tainted,
+        **_workload(case),
     }  # fmt: skip
+
+
+def _workload(case: Case) -> dict[str, Any]:
+    """What a routed collective was asked to send."""
+    if case.workload is None:
+        return {}
+    asked = case.workload.to_dict()
+    names = ("tokens", "hidden", "experts", "topk", "mode", "routing", "experts_on")
+    return {**{name: asked[name] for name in names}, "workload": asked}
 
 
 def _set_bandwidth(point: Point, case: Case) -> None:
