@@ -94,13 +94,24 @@ class Progress:
 
 def describe(point: dict[str, Any]) -> str:
     """One point in one line."""
-    size = format_size(point["bytes"] or point["requested_bytes"])
-    name = f"{point['backend']} {point['collective']} {size} {point['timing']}"
+    name = f"{point['backend']} {point['collective']} {_size(point)} {point['timing']}"
     if point["status"] == "skipped":
         return f"{name}: skipped, {point['reason']}"
     if point["status"] != "ok":
         return f"{name}: {point['status']}, {point['wrong'] or 0} wrong elements"
     if point["pass_index"]:
         name = f"pass {point['pass_index'] + 1}: {name}"
-    rate = f", {format_bandwidth(point['busbw_Bps'])} GB/s bus" if point["busbw_Bps"] else ""
+    bandwidth, of = (
+        (point["algbw_Bps"], point["bytes_convention"]) if point.get("tokens") else (point["busbw_Bps"], "bus")
+    )
+    rate = f", {format_bandwidth(bandwidth)} GB/s {of}" if bandwidth else ""
     return f"{name}: {format_time(point['time_s'])}{rate}"
+
+
+def _size(point: dict[str, Any]) -> str:
+    """What was moved: bytes, or tokens and how they are sent."""
+    if not point.get("tokens"):
+        return format_size(point["bytes"] or point["requested_bytes"])
+    way = point["algorithm"].removeprefix("own:")
+    placed = "" if point["experts_on"] == "contiguous" else f" {point['experts_on']}"
+    return f"{point['tokens']} tokens {point['routing']}{placed} {point['dtype']} {point['mode']} {way}"

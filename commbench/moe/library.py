@@ -27,11 +27,15 @@ from commbench.models import Links
 from commbench.moe import exchange
 from commbench.moe.account import Account, account, seen
 from commbench.moe.columns import set_columns
+from commbench.moe.memory import need
 from commbench.moe.model import predict
 from commbench.moe.placement import place
 from commbench.moe.routing import Router, why_not
-from commbench.moe.wire import record_bytes
 from commbench.records import STATUS_WRONG, Point
+
+# Each set is filled with tokens of its own before it is used, and for a combine dispatched: more would take longer than
+# to measure them.
+MOST_SETS = 32
 
 
 @dataclass(kw_only=True)
@@ -98,15 +102,11 @@ class RoutedLibrary:
         def make() -> Operation:
             return OPERATIONS[case.collective](setup=setup, exchange=make_exchange()).operation()
 
+        kept, work = need(case, router, where)
         return prepare(
-            case,
-            case.ranks,
-            self.control,
-            Numbers,
-            make,
-            self._uniform.free_bytes,
-            set_bytes(case, most, len(where.rank_of)),
-        )
+            case, case.ranks, self.control, Numbers, make, self._uniform.free_bytes, set_bytes=kept, work_bytes=work,
+            most_sets=MOST_SETS,
+        )  # fmt: skip
 
     @property
     def _uniform(self) -> Library:
@@ -170,21 +170,6 @@ def plain_all_to_all(case: Case, rank_bytes: float) -> Case:
         requested_bytes=round(rank_bytes * case.ranks / max(1, case.ranks - 1)),
     )  # fmt: skip
     return replace(plain, bytes=plain.spec.message_bytes(plain.requested_bytes, plain.itemsize, case.ranks))
-
-
-def set_bytes(case: Case, most_tokens: int, slots: int) -> int:
-    """About what one operation of a case takes on a rank: tokens, records sent and received, expert rows, sums."""
-    workload = case.workload
-    assert workload is not None
-    token, record, full = (
-        workload.token_bytes(case.dtype), record_bytes(workload, case.dtype), workload.token_bytes("bfloat16"),
-    )  # fmt: skip
-    copies = min(workload.topk, case.ranks)
-    rows = most_tokens * workload.topk
-    if workload.mode == "low_latency":
-        copies, rows = case.ranks, -(-slots // case.ranks) * case.ranks * most_tokens
-    experts = rows * (token + full * (case.collective == "moe_combine"))
-    return most_tokens * (3 * full + token + 2 * copies * record) + experts
 
 
 def _most(values: list[float | None]) -> float | None:
