@@ -199,9 +199,9 @@ class Case:
 class Sweep:
     """What to measure and how, as every rank needs to know it. Times in seconds.
 
-    ``budget_s`` None means 0.3 s a case. ``iterations`` fixes the count and turns the stopping rule off. ``left_out``:
-    pairs of a collective or a backend and an algorithm of which no cases are made. ``workloads``: what routed collectives send, in place of
-    ``sizes``.
+    ``budget_s`` None means 0.3 s a case, 1 s where it is routed. ``iterations`` fixes the count and turns the stopping
+    rule off. ``left_out``: pairs of a collective or a backend and an algorithm of which no cases are made.
+    ``workloads``: what routed collectives send, in place of ``sizes``.
     """
 
     backends: tuple[str, ...] = ("gloo", "mpi")

@@ -159,14 +159,13 @@ COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Point))
 
 
 def size_title(point: Mapping[str, Any]) -> str:
-    """What a line calls the size of a point: its bytes, or its tokens and what tells such cases apart."""
-    if not point.get("workload"):
+    """What a line calls the size of a point: its bytes, or its tokens and how they are sent."""
+    tokens = point.get("tokens")
+    if not tokens or tokens != tokens:  # a frame has NaN for what is not known
         return format_size(int(point["bytes"] or point["requested_bytes"]))
-    known = point["workload"]
-    how = [str(point["algorithm"]).removeprefix("own:"), known["routing"], str(point["dtype"])]
-    how += [known["mode"]] if known["mode"] != "throughput" else []
-    how += [known["experts_on"]] if known["experts_on"] != "contiguous" else []
-    return f"of {known['tokens']} tokens {' '.join(how)}"
+    way = str(point["algorithm"]).removeprefix("own:")
+    placed = "" if point["experts_on"] == "contiguous" else f" {point['experts_on']}"
+    return f"{int(tokens)} tokens {point['routing']}{placed} {point['dtype']} {point['mode']} {way}"
 
 
 def finite(value: Any) -> Any:

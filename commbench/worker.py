@@ -410,7 +410,9 @@ class _Worker:
             prepared.operations, prepared.pattern, client, self._settings(library, case), groups, case.title
         )
         disturbed = gather_disturbances(client, before, self.watch.taint(gpu) if self.watch else None)
-        client.expect(self.sweep.deadline_s, f"asking what was chosen for {case.title}")
+        # Operations may be run once or twice more for that.
+        took = found.summary.median if found is not None else 0.0
+        client.expect(max(self.sweep.deadline_s, 100 * took), f"asking what was chosen for {case.title}")
         chosen = library.chosen(case, prepared.operations)
         if found is not None:
             used, otherwise = (Chosen(), None) if chosen is None else read_back(case.algorithm, chosen)
@@ -421,6 +423,7 @@ class _Worker:
                 steal_s=disturbed["steal_s"], preemptions=disturbed["preemptions"], pass_index=self.pass_index,
                 nccl_estimate_s=None if is_own(case.algorithm) else backend.estimate(case, groups[0]),
             )  # fmt: skip
+            client.expect(self.sweep.deadline_s, f"describing {case.title}")
             library.describe(point, case, found)
         matched = library.matched(case)
         if matched is not None:

@@ -57,7 +57,7 @@ def moe(
     execution: Annotated[str | None, option("eager calls, or graph: captured CUDA graphs, of low latency on nccl. Default: eager.")] = None,
     precision: Annotated[str | None, option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
     max_time: Annotated[str | None, option("Longest time a case may take. Default: 5s.")] = None,
-    budget: Annotated[str | None, option("Measuring time that the sweep aims at. Default: auto, 0.3 s a case.")] = None,
+    budget: Annotated[str | None, option("Measuring time that the sweep aims at. Default: auto, 1 s a case.")] = None,
     ranks: Annotated[str | None, option("Local processes to start where there is no launcher. Default: 2.")] = None,
     nodes: Annotated[str | None, option("Hosts that the launcher is expected to use; others end the run.")] = None,
     launches: Annotated[str | None, option("Fresh sets of processes; auto:5%. Default: 1. See commbench run --help.")] = None,

@@ -102,5 +102,8 @@ def describe(point: dict[str, Any]) -> str:
         return f"{name}: {point['status']}, {point['wrong'] or 0} wrong elements"
     if point["pass_index"]:
         name = f"pass {point['pass_index'] + 1}: {name}"
-    rate = f", {format_bandwidth(point['busbw_Bps'])} GB/s bus" if point["busbw_Bps"] else ""
+    bandwidth, of = (
+        (point["algbw_Bps"], point["bytes_convention"]) if point.get("tokens") else (point["busbw_Bps"], "bus")
+    )
+    rate = f", {format_bandwidth(bandwidth)} GB/s {of}" if bandwidth else ""
     return f"{name}: {format_time(point['time_s'])}{rate}"

@@ -44,6 +44,8 @@ from commbench.store.calibration import Calibration
 from commbench.store.writer import StoreError, create_run
 
 SECONDS_A_CASE = 0.3
+# With tokens to be made and dispatched before what is timed, and a plain all_to_all beside it.
+SECONDS_A_ROUTED_CASE = 1.0
 
 
 # -- the ranks are ours ----------------------------------------------------------------------------
@@ -217,7 +219,8 @@ def _launch(run: Run, launch: Launch, interrupts: Interrupts, patience_s: float)
 def make_plan(run: Run, launch: Launch, layout: Layout, spin: bool) -> dict[str, Any]:
     """What every rank is told."""
     sweep, of, share = run.sweep, launch.of, launch.share
-    budget = sweep.budget_s * share if sweep.budget_s is not None else max(5.0, SECONDS_A_CASE * len(of.cases))
+    usual = sum(SECONDS_A_ROUTED_CASE if case.spec.routed else SECONDS_A_CASE for case in of.cases)
+    budget = sweep.budget_s * share if sweep.budget_s is not None else max(5.0, usual)
     told = replace(sweep, soak_s=sweep.soak_s * share if sweep.soak_s is not None else None)
     facts = {
         "order": launch.index, "repetition": launch.repetition, "started_s": launch.began_s, "bind": launch.bind,

@@ -128,12 +128,12 @@ def _identity(case: Case, setting: Setting, started_utc: str) -> dict[str, Any]:
 
 
 def _workload(case: Case) -> dict[str, Any]:
-    """The columns of a routed case's workload."""
+    """What a routed collective was asked to send."""
     if case.workload is None:
         return {}
-    whole = case.workload.to_dict()
+    asked = case.workload.to_dict()
     names = ("tokens", "hidden", "experts", "topk", "mode", "routing", "experts_on")
-    return {name: whole[name] for name in names} | {"workload": whole}
+    return {**{name: asked[name] for name in names}, "workload": asked}
 
 
 def _set_bandwidth(point: Point, case: Case) -> None:

@@ -29,18 +29,20 @@ class Prepared:
 
 def prepare(
     case: Case, involved: int, control: Control, make_data: Callable[[], Data | None], make: Callable[[], Operation],
-    free_bytes: Callable[[], float], set_bytes: int | None = None, most_sets: int | None = None,
+    free_bytes: Callable[[], float], set_bytes: int | None = None, work_bytes: int | None = None,
+    most_sets: int = MAX_STREAMED_SETS,
 ) -> Prepared:  # fmt: skip
     """Make the operations and try one, on every rank in step.
 
     ``involved`` counts the ranks of all groups; ``make_data`` gives this rank's data, None where it takes no part, ``make``
     the operation on fresh buffers and ``free_bytes`` what buffers may take on this rank; ``set_bytes``: what the buffers
-    of one operation take, by default an input and an output of a message; ``most_sets``: how many of them there may be.
-    Raises RuntimeError where some
-    ranks can and others cannot.
+    of one operation take, by default an input and an output of a message; ``work_bytes``: what an operation takes beside
+    them, by default as much again; ``most_sets``: of buffers. Raises RuntimeError where some ranks can and others cannot.
     """
     each = 2 * case.bytes if set_bytes is None else set_bytes
-    refusal = _no_room(each, _sets(case, each, repeatable=False), control, free_bytes)
+    beside = each if work_bytes is None else work_bytes
+    sets = _sets(case, each, most_sets, repeatable=False)
+    refusal = _no_room(each * sets + beside, each + beside, control, free_bytes)
     if refusal is not None:
         return Prepared(operations=[], refusal=refusal)
     operations: list[Operation] = []
@@ -63,8 +65,7 @@ def prepare(
             return Prepared(operations=[], refusal=refusal)
     repeatable: bool = control.agree(not operations or operations[0].repeatable, all)
     if pattern is not None:
-        sets = _sets(case, each, repeatable=repeatable)
-        operations += [make() for _ in range(min(sets, most_sets or sets) - 1)]
+        operations += [make() for _ in range(_sets(case, each, most_sets, repeatable=repeatable) - 1)]
     return Prepared(operations=operations, pattern=pattern)
 
 
@@ -98,22 +99,20 @@ def _refusal(case: Case, error: str | None, involved: int, control: Control) -> 
     return f"{case.backend} refuses it: {errors[0]}"
 
 
-def _no_room(set_bytes: int, sets: int, control: Control, free_bytes: Callable[[], float]) -> str | None:
-    """Why the buffers do not fit somewhere, agreed by all ranks."""
-    if set_bytes < 2 * SMALL_BYTES:
+def _no_room(need: int, of_one: int, control: Control, free_bytes: Callable[[], float]) -> str | None:
+    """Why the buffers do not fit somewhere, agreed by all ranks. ``of_one``: what a single set needs."""
+    if of_one < 4 * SMALL_BYTES:
         return None
-    # As much again as a set for what the library may copy.
-    need = set_bytes * (sets + 1)
     have = control.agree(free_bytes(), min) * MEMORY_SHARE
     return None if need <= have else f"needs {need / 1e9:.1f} GB a rank and {have / 1e9:.1f} GB is available"
 
 
-def _sets(case: Case, set_bytes: int, *, repeatable: bool) -> int:
+def _sets(case: Case, set_bytes: int, most: int, *, repeatable: bool) -> int:
     """How many buffer sets a case rotates through, the same on every rank."""
     if case.timing == "streamed":
         # An operation that overwrites its input needs a set each: at least two make a stream.
-        return buffer_sets(set_bytes, case.cache, most=MAX_STREAMED_SETS, least=1 if repeatable else 2)
-    return buffer_sets(set_bytes, case.cache)
+        return buffer_sets(set_bytes, case.cache, most=most, least=1 if repeatable else min(2, most))
+    return min(most, buffer_sets(set_bytes, case.cache))
 
 
 def host_memory() -> float:

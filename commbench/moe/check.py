@@ -20,6 +20,7 @@ from commbench.workloads import SCALE_BLOCK
 
 # bfloat16 has 8 bits of mantissa: a sum that was rounded at each of a few steps is within this part of the exact one.
 TOLERANCE = 2.0**-6
+STRETCH_ROWS = 64  # that are compared at a time
 LARGEST = 7  # e4m3 holds all whole numbers up to 16, whatever its scale: multiples of a power of two
 
 
@@ -107,26 +108,28 @@ def wrong_rows(
     not tell where rows come from, their content does.
     """
     hidden, wrong, begin = router.workload.hidden, 0, 0
-    sent: dict[int, NDArray[np.float32]] = {}
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by source: rows, and the tokens that they should be
     for slot, count in zip(where.slots_of(rank), counts.tolist(), strict=True):
         left = set(want.slots.get(slot, []))
         wrong += abs(count - len(left)) * hidden
         mine = slice(begin, begin + count)
-        begin += count
-        got = values[mine]
         if source_rank is not None and source_token is not None:
             names = list(zip(source_rank[mine].tolist(), source_token[mine].tolist(), strict=True))
         else:
-            names = [_named(row) for row in got]
-        for row, name in zip(got, names, strict=True):
+            names = [_named(row) for row in values[mine]]
+        for at, name in enumerate(names, begin):
             if name not in left:
                 wrong += hidden
                 continue
             left.remove(name)
-            source, token = name
-            if source not in sent:
-                sent[source] = values_of(token_words(source, router.tokens(source), hidden, iteration))
-            wrong += int(np.count_nonzero(row != sent[source][token]))
+            found[name[0]].append((at, name[1]))
+        begin += count
+    # One source's tokens at a time: all of them may be more than all that was received.
+    for source, pairs in found.items():
+        words = token_words(source, router.tokens(source), hidden, iteration)
+        for first in range(0, len(pairs), STRETCH_ROWS):
+            rows, tokens = zip(*pairs[first : first + STRETCH_ROWS], strict=True)
+            wrong += int(np.count_nonzero(values[list(rows)] != values_of(words[list(tokens)])))
     return wrong
 
 

@@ -129,7 +129,7 @@ def _columns(rows: list[Row], phases: Sequence[str]) -> tuple[list[str], list[tu
 
 
 def _phase_names(rows: list[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row["phases"]))
+    return list(dict.fromkeys(name for row in rows for name in row["phases"] if name != "total"))
 
 
 def _legend(rows: list[Row]) -> list[str]:
@@ -140,7 +140,7 @@ def _legend(rows: list[Row]) -> list[str]:
 
         found += [f"GB/s: of {name}: {CONVENTIONS[name]}" for name in sorted(conventions)]
         found.append(
-            "wire: what the busiest rank hands over for others, by the time; load: the most loaded rank over the mean"
+            "wire: what the busiest rank hands over or is handed, by the time; load: the most loaded rank over the mean"
         )
         found.append(
             "a2a: a plain all_to_all of as many bytes from each rank; phases and last: of the rank that was done last"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from commbench.cli.progress import Progress
+from commbench.cli.progress import Progress, describe
 
 
 def launch(number: int, of: int, title: str, *, unknown: bool = False) -> dict[str, object]:
@@ -35,3 +35,15 @@ def test_a_single_launch_is_not_counted_but_its_points_are(capsys: pytest.Captur
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("[1/2 ")
     assert line.endswith("] gloo all_reduce 8 isolated: skipped, no such operation")
+
+
+def test_a_routed_point_is_told_by_its_tokens() -> None:
+    point = {
+        "backend": "mpi", "collective": "moe_dispatch", "bytes": 7, "requested_bytes": 7, "timing": "isolated", "tokens": 16,
+        "routing": "zipf:1.2", "experts_on": "eplb:4", "dtype": "float8_e4m3fn", "mode": "throughput",
+        "algorithm": "own:flat", "status": "ok", "pass_index": 0, "time_s": 2e-3, "algbw_Bps": 1.5e9, "busbw_Bps": 1.0,
+        "bytes_convention": "deepep_normal",
+    }  # fmt: skip
+    name = "mpi moe_dispatch 16 tokens zipf:1.2 eplb:4 float8_e4m3fn throughput flat isolated"
+    assert describe(point) == f"{name}: 2.00 ms, 1.50 GB/s deepep_normal"
+    assert describe({**point, "status": "skipped", "reason": "no room"}) == f"{name}: skipped, no room"

@@ -17,7 +17,7 @@ from commbench.backends.quantise import dequantise, quantise, relative_error
 from commbench.cases import Layout
 from commbench.moe.check import _named, expert_factor, token_words, values_of
 from commbench.moe.exchange import Channel, local_s, make_exchange
-from commbench.moe.library import RoutedLibrary
+from commbench.moe.library import RoutedLibrary, plain_all_to_all
 from commbench.moe.low_latency import LowLatency
 from commbench.moe.operations import OPERATIONS, Numbers, Setup
 from commbench.moe.placement import place
@@ -297,17 +297,8 @@ def test_what_cannot_be_is_said_before_it_is_tried(changes: dict[str, Any], says
 
 
 def test_a_plain_all_to_all_of_as_many_bytes() -> None:
-    case = routed_case(WORKLOAD, 4)
-    library = RoutedLibrary(case=case, backend=None, control=None, layout=LAYOUT, seed=0)  # type: ignore[arg-type]
-    plain = library.matched(case)
-    router, where = library._routed
-    from commbench.moe.conventions import convention_bytes
-    from commbench.moe.placement import choose_slots
-
-    sent = []
-    for iteration in range(4):
-        slots = [choose_slots(where, router.selections(rank, iteration)[0], rank) for rank in range(4)]
-        sent.append(convention_bytes(where, slots, WORKLOAD, "bfloat16", "moe_dispatch", "own:flat")["wire"].mean())
-    # Of an all_to_all's bytes a rank keeps a quarter to itself; shares are whole multiples of 16 bytes.
-    assert plain.collective == "all_to_all"
-    assert plain.bytes * 3 / 4 == pytest.approx(np.mean(sent), abs=16 * 4)
+    plain = plain_all_to_all(routed_case(WORKLOAD, 4), 3000.0)
+    # Of an all_to_all's bytes a rank keeps a quarter to itself: 4000 in all, in shares of whole multiples of 16 bytes.
+    assert (plain.collective, plain.algorithm, plain.dtype, plain.workload) == ("all_to_all", "library", "uint8", None)
+    assert (plain.requested_bytes, plain.bytes) == (4000, 4 * 992)
+    assert plain_all_to_all(routed_case(WORKLOAD, 4), 0.0).bytes == 0
