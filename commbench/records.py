@@ -160,12 +160,11 @@ COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Point))
 
 def size_title(point: Mapping[str, Any]) -> str:
     """What a line calls the size of a point: its bytes, or its tokens and how they are sent."""
-    tokens = point.get("tokens")
-    if not tokens or tokens != tokens:  # a frame has NaN for what is not known
+    if not point.get("workload"):
         return format_size(int(point["bytes"] or point["requested_bytes"]))
     way = str(point["algorithm"]).removeprefix("own:")
     placed = "" if point["experts_on"] == "contiguous" else f" {point['experts_on']}"
-    return f"{int(tokens)} tokens {point['routing']}{placed} {point['dtype']} {point['mode']} {way}"
+    return f"{point['tokens']} tokens {point['routing']}{placed} {point['dtype']} {point['mode']} {way}"
 
 
 def finite(value: Any) -> Any:

@@ -103,7 +103,7 @@ def describe(point: dict[str, Any]) -> str:
     if point["pass_index"]:
         name = f"pass {point['pass_index'] + 1}: {name}"
     bandwidth, of = (
-        (point["algbw_Bps"], point["bytes_convention"]) if point.get("tokens") else (point["busbw_Bps"], "bus")
+        (point["algbw_Bps"], point["bytes_convention"]) if point.get("workload") else (point["busbw_Bps"], "bus")
     )
     rate = f", {format_bandwidth(bandwidth)} GB/s {of}" if bandwidth else ""
     return f"{name}: {format_time(point['time_s'])}{rate}"

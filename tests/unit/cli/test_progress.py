@@ -41,7 +41,7 @@ def test_a_routed_point_is_told_by_its_tokens() -> None:
     point = {
         "backend": "mpi", "collective": "moe_dispatch", "bytes": 7, "requested_bytes": 7, "timing": "isolated", "tokens": 16,
         "routing": "zipf:1.2", "experts_on": "eplb:4", "dtype": "float8_e4m3fn", "mode": "throughput",
-        "algorithm": "own:flat", "status": "ok", "pass_index": 0, "time_s": 2e-3, "algbw_Bps": 1.5e9, "busbw_Bps": 1.0,
+        "algorithm": "own:flat", "status": "ok", "pass_index": 0, "time_s": 2e-3, "workload": {"tokens": 16}, "algbw_Bps": 1.5e9, "busbw_Bps": 1.0,
         "bytes_convention": "deepep_normal",
     }  # fmt: skip
     name = "mpi moe_dispatch 16 tokens zipf:1.2 eplb:4 float8_e4m3fn throughput flat isolated"
