@@ -21,7 +21,7 @@ def test_bytes_across_hosts_are_those_counted_from_the_buffers(
 ) -> None:
     cluster = virtual_cluster(hosts=2, rate="100mbit", ranks_per_host=2)
     done = cluster.run(
-        [sys.executable, "-m", "commbench", "moe", "--backend", "mpi", "--tokens", "256", "--hidden", "1024", "--experts",
+        [sys.executable, "-m", "commbench", "moe", "--backend", "mpi", "--tokens", "512", "--hidden", "2048", "--experts",
          "16", "--topk", "4", "--dispatch", "flat,hierarchical", "--iters", "2", "--routing-fixed", "--calibration",
          str(links_file), "--out", str(tmp_path)],
         timeout=150,
