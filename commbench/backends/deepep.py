@@ -1,12 +1,15 @@
-"""DeepEP's dispatch and combine (deep_ep.Buffer, as of version 1.2 and kept beside the elastic buffer of version 2).
+"""DeepEP's dispatch and combine: deep_ep.Buffer of version 1.2, kept in version 2, and version 2's ElasticBuffer.
 
-Calls and their arguments are those of ``deep_ep/buffer.py`` (v1.2.1) and ``deep_ep/buffers/legacy.py`` (main). Its process
+Calls and their arguments are those of ``deep_ep/buffer.py`` (v1.2.1), ``deep_ep/buffers/legacy.py`` and
+``deep_ep/buffers/elastic.py`` (main). High throughput is the elastic buffer's where there is one, unless COMMBENCH_DEEPEP is
+``legacy``; low latency is always the older one's, since the elastic one has none. Its process
 group is NCCL's through torch.distributed, and so are plain collectives, which stand beside.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +25,7 @@ from commbench.backends.phases import Phases
 from commbench.backends.quantise import quantise
 from commbench.workloads import Workload
 
+SWITCH = "COMMBENCH_DEEPEP"  # legacy: the older buffer, where there are both
 QPS_DEPTH = 1024  # NVSHMEM_QP_DEPTH that Buffer sets: (tokens + 1) * 2 must fit
 
 
@@ -69,12 +73,14 @@ class DeepEpLibrary:
     def __init__(self, module: Any, group: Any, device: torch.device) -> None:
         self._module, self._group, self._device = module, group, device
         self._made: tuple[Any, Any] | None = None
+        self._elastic = hasattr(module, "ElasticBuffer") and os.environ.get(SWITCH) != "legacy"
 
     def version(self) -> str:
         return str(getattr(self._module, "__version__", "of unknown version"))
 
     def settings(self) -> dict[str, str]:
-        return {"num_sms": str(self._module.Buffer.num_sms)}
+        kind = "ElasticBuffer" if self._elastic else "Buffer"
+        return {"high_throughput": kind, "num_sms": str(self._module.Buffer.num_sms)}
 
     def most_sets(self, workload: Workload) -> int | None:
         """How many results can be held at once; None: as many as there is memory."""
@@ -88,6 +94,8 @@ class DeepEpLibrary:
             if (workload.tokens + 1) * 2 > QPS_DEPTH:
                 return f"DeepEP's low latency has {QPS_DEPTH // 2 - 1} tokens a rank at most, not {workload.tokens}"
             return None
+        if self._elastic:
+            return None
         try:
             self._module.Buffer.get_dispatch_config(ranks)
         except AssertionError as error:
@@ -96,19 +104,20 @@ class DeepEpLibrary:
 
     def make(
         self, workload: Workload, dtype: str, place: Place, rank: int, most_tokens: int
-    ) -> DeepEpNormal | DeepEpLowLatency:
+    ) -> DeepEpNormal | DeepEpElastic | DeepEpLowLatency:
         """Raises RuntimeError where ranks have different numbers of expert slots, which DeepEP knows by division."""
         ranks, slots = len(place.host_of), len(place.rank_of)
         if any(owner != slot // (slots // ranks) for slot, owner in enumerate(place.rank_of)) or slots % ranks:
             raise RuntimeError(f"DeepEP wants as many experts on every rank: {slots} slots on {ranks} ranks are not")
         low = workload.mode == "low_latency"
         fp8 = dtype.startswith("float8")
-        buffer = self._buffer(low, workload.hidden, ranks, slots, most_tokens)
-        kind = DeepEpLowLatency if low else DeepEpNormal
+        buffer = self._buffer(workload, fp8, ranks, slots, most_tokens)
+        kind = DeepEpLowLatency if low else DeepEpElastic if self._elastic else DeepEpNormal
         return kind(buffer, workload, fp8, slots, slots // ranks, most_tokens, self._device)
 
-    def _buffer(self, low: bool, hidden: int, ranks: int, slots: int, tokens: int) -> Any:
-        key = (low, hidden, slots if low else 0, tokens if low else 0)
+    def _buffer(self, workload: Workload, fp8: bool, ranks: int, slots: int, tokens: int) -> Any:
+        low, hidden, topk = workload.mode == "low_latency", workload.hidden, workload.topk
+        key = (low, hidden, topk, slots, tokens, fp8)
         if self._made is not None and self._made[0] == key:
             return self._made[1]
         self.close()
@@ -118,6 +127,11 @@ class DeepEpLibrary:
             made = kind(
                 self._group, 0, size, low_latency_mode=True, num_qps_per_rank=slots // ranks, explicitly_destroy=True
             )
+        elif self._elastic:
+            made = self._module.ElasticBuffer(
+                self._group, num_max_tokens_per_rank=tokens, hidden=hidden, num_topk=topk, use_fp8_dispatch=fp8,
+                explicitly_destroy=True,
+            )  # fmt: skip
         else:
             configs = (kind.get_dispatch_config(ranks), kind.get_combine_config(ranks))
             nvl = max(config.get_nvl_buffer_size_hint(hidden * 2, ranks) for config in configs)
@@ -225,6 +239,64 @@ class DeepEpNormal(_DeepEp):
         partial = total.to(torch.bfloat16)
         phases.mark()
         # It adds without weights: they are in what is sent.
+        sums: torch.Tensor = self._buffer.combine(partial, arrived.handle)[0]
+        phases.mark()
+        return sums
+
+
+class DeepEpElastic(_DeepEp):
+    """High throughput of version 2: the layout is worked out within the dispatch, which tells where tokens come from."""
+
+    dispatch_phases = ("quantise", "dispatch", "permute")
+    combine_phases = ("permute", "combine")
+
+    def learn(self, batch: Batch) -> _Arrived | None:
+        if self._workload.counts != "known":
+            return None
+        found: _Arrived = self.dispatch(batch).handle
+        return found
+
+    def dispatch(self, batch: Batch, known: _Arrived | None = None) -> Received:
+        phases = self._phases
+        phases.begin()
+        x: Any = quantise(batch.tokens) if self._fp8 else batch.tokens
+        phases.mark()
+        if known is None:
+            came, idx, weights, handle, _ = self._buffer.dispatch(
+                x, topk_idx=batch.slots, topk_weights=batch.weights, num_experts=self._slots,
+                num_max_tokens_per_rank=self._most, do_cpu_sync=True,
+            )  # fmt: skip
+        else:
+            came, _, _, handle, _ = self._buffer.dispatch(x, handle=known.handle, num_experts=self._slots)
+            idx, weights = known.topk_idx, known.topk_weights
+        phases.mark()
+        values, scales = came if self._fp8 else (came, None)
+        record, k = torch.nonzero(idx >= 0, as_tuple=True)
+        # Of its own experts, whether it counts them from the first of the world or from the rank's own first.
+        local = idx[record, k] % self._local
+        order = torch.argsort(local, stable=True)
+        record, k = record[order], k[order]
+        counts = torch.bincount(local, minlength=self._local)
+        source = handle.recv_src_metadata[: len(values), 0].long()[record]
+        received = Received(
+            rows=values.view(torch.uint8)[record].view(values.dtype) if self._fp8 else values[record],
+            scales=None if scales is None else scales[record], begins=counts.cumsum(0) - counts, counts=counts,
+            source_rank=source // self._most, source_token=source % self._most,
+            handle=_Arrived(
+                handle=handle, topk_idx=idx, topk_weights=weights, record=record, weights=weights[record, k],
+                tokens=len(values),
+            ),
+        )  # fmt: skip
+        phases.mark()
+        return received
+
+    def combine(self, rows: torch.Tensor, received: Received) -> torch.Tensor:
+        phases, arrived = self._phases, received.handle
+        phases.begin()
+        total = torch.zeros(arrived.tokens, rows.shape[1], dtype=torch.float32, device=rows.device)
+        total.index_add_(0, arrived.record, rows.float() * arrived.weights[:, None])
+        partial = total.to(torch.bfloat16)
+        phases.mark()
         sums: torch.Tensor = self._buffer.combine(partial, arrived.handle)[0]
         phases.mark()
         return sums

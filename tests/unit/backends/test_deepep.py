@@ -66,7 +66,10 @@ class Config:
         return 0
 
 
-def double(world: World) -> Any:
+LOCAL_IDS = 1  # whether the double of version 2 counts experts from the rank's first
+
+
+def double(world: World, *, elastic: bool = False) -> Any:
     """A module like deep_ep."""
 
     class Buffer:
@@ -224,7 +227,68 @@ def double(world: World) -> Any:
 
             return total, object(), hook
 
-    return SimpleNamespace(Buffer=Buffer, __version__="1.2.1")
+    class ElasticBuffer:
+        def __init__(
+            self, group: Any, num_bytes: Any = None, num_cpu_bytes: int = 0, num_max_tokens_per_rank: int = 0, hidden: int = 0,
+            num_topk: int = 0, use_fp8_dispatch: bool = False, explicitly_destroy: bool = False,
+        ) -> None:  # fmt: skip
+            self.rank, self.most, self.fp8 = group.rank(), num_max_tokens_per_rank, use_fp8_dispatch
+            assert (hidden, num_topk) == (WORKLOAD.hidden, WORKLOAD.topk)
+            assert explicitly_destroy
+            world.log[self.rank].append("elastic buffer")
+
+        def destroy(self) -> None:
+            world.log[self.rank].append("destroy")
+
+        def dispatch(
+            self, x: Any, topk_idx: Any = None, topk_weights: Any = None, cumulative_local_expert_recv_stats: Any = None,
+            num_experts: Any = None, num_max_tokens_per_rank: Any = None, expert_alignment: Any = None, num_sms: int = 0,
+            num_qps: int = 0, handle: Any = None, do_cpu_sync: Any = None,
+        ) -> tuple[Any, ...]:  # fmt: skip
+            world.log[self.rank].append("dispatch" if handle is None else "dispatch again")
+            assert isinstance(x, tuple) == self.fp8
+            # It asks itself for its number of SMs, which wants the experts, cached or not.
+            assert num_experts % RANKS == 0
+            if handle is not None:
+                assert topk_idx is None
+                assert not do_cpu_sync
+                topk_idx, topk_weights = handle.topk_idx, handle.topk_weights
+            values, scales = x if self.fp8 else (x, None)
+            each, rows, small, ids, weights, source = num_experts // RANKS, [], [], [], [], []
+            for rank, (theirs, their_scales, idx, weight) in enumerate(
+                world.share(self.rank, (values, scales, topk_idx, topk_weights))
+            ):
+                for token in range(len(theirs)):
+                    mine = (idx[token] >= 0) & (idx[token] // each == self.rank)
+                    if mine.any():
+                        rows.append(theirs[token])
+                        small.append(None if their_scales is None else their_scales[token])
+                        ids.append(torch.where(mine, idx[token] - self.rank * each * LOCAL_IDS, -1))
+                        weights.append(torch.where(mine, weight[token], 0.0))
+                        source.append(rank * self.most + token)
+            found = torch.stack(rows) if rows else values[:0]
+            if self.fp8:
+                found = (found, torch.stack(small) if small else scales[:0])
+            metadata = torch.tensor(source, dtype=torch.int32).reshape(-1, 1)
+            made = handle or SimpleNamespace(
+                topk_idx=topk_idx, topk_weights=topk_weights, recv_src_metadata=metadata, tokens=len(values)
+            )
+            if handle is not None:
+                return found, None, None, made, object()
+            idx = torch.stack(ids) if ids else topk_idx[:0]
+            return found, idx, torch.stack(weights) if weights else topk_weights[:0], made, object()
+
+        def combine(self, x: torch.Tensor, handle: Any) -> tuple[Any, ...]:
+            world.log[self.rank].append("combine")
+            total = torch.zeros(handle.tokens, x.shape[1])
+            for theirs, source in world.share(self.rank, (x, handle.recv_src_metadata[:, 0].tolist())):
+                for row, at in zip(theirs, source, strict=True):
+                    if at // self.most == self.rank:
+                        total[at % self.most] += row.float()
+            return total.to(torch.bfloat16), None, object()
+
+    kinds = {"Buffer": Buffer} | ({"ElasticBuffer": ElasticBuffer} if elastic else {})
+    return SimpleNamespace(__version__="2.0" if elastic else "1.2.1", **kinds)
 
 
 class Group:
@@ -238,9 +302,9 @@ class Group:
         return self._size
 
 
-def on_all(act: Callable[[int, DeepEpLibrary, World], Any]) -> tuple[list[Any], World]:
+def on_all(act: Callable[[int, DeepEpLibrary, World], Any], *, elastic: bool = False) -> tuple[list[Any], World]:
     world = World()
-    module = double(world)
+    module = double(world, elastic=elastic)
 
     def one(rank: int) -> Any:
         try:
@@ -258,12 +322,13 @@ def on_all(act: Callable[[int, DeepEpLibrary, World], Any]) -> tuple[list[Any], 
         return [future.result() for future in futures], world
 
 
+@pytest.mark.parametrize("elastic", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("collective", ["moe_dispatch", "moe_combine"])
 @pytest.mark.parametrize(
     "changes", [{}, {"counts": "known"}, {"mode": "low_latency"}, {"uneven_tokens": True}, {"experts_on": "eplb:4"}]
 )
-def test_what_it_gives_passes_the_check(changes: dict[str, Any], collective: str, dtype: str) -> None:
+def test_what_it_gives_passes_the_check(changes: dict[str, Any], collective: str, dtype: str, elastic: bool) -> None:
     workload = replace(WORKLOAD, **changes)
     router = Router(workload, RANKS, (0,) * RANKS, 3)
     where = place(workload, RANKS, (0,) * RANKS, router.expected_load())
@@ -283,16 +348,45 @@ def test_what_it_gives_passes_the_check(changes: dict[str, Any], collective: str
         operation.download()
         return data.wrong(operation.output, 5), len(world.log[rank])
 
-    found, world = on_all(act)
+    found, world = on_all(act, elastic=elastic)
     assert [wrong for wrong, _ in found] == [0] * RANKS
     calls = {
-        ("moe_dispatch", "throughput", "exchanged"): ["layout", "dispatch"],
+        ("moe_dispatch", "throughput", "exchanged"): ["dispatch"] if elastic else ["layout", "dispatch"],
         ("moe_dispatch", "throughput", "known"): ["dispatch again"],
         ("moe_dispatch", "low_latency", "exchanged"): ["send", "recv"],
         ("moe_combine", "low_latency", "exchanged"): ["send back"],
     }
     wanted = calls.get((collective, workload.mode, workload.counts), ["combine"])
     assert world.log[0] == wanted
+
+
+def test_the_older_buffer_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = double(World(), elastic=True)
+    assert DeepEpLibrary(module, Group(0), torch.device("cpu")).settings()["high_throughput"] == "ElasticBuffer"
+    monkeypatch.setenv("COMMBENCH_DEEPEP", "legacy")
+    assert DeepEpLibrary(module, Group(0), torch.device("cpu")).settings()["high_throughput"] == "Buffer"
+
+
+@pytest.mark.parametrize("numbering", [0, 1])
+def test_experts_of_the_elastic_buffer_however_they_are_numbered(
+    numbering: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "LOCAL_IDS", numbering)
+    router = Router(WORKLOAD, RANKS, (0,) * RANKS, 3)
+    where = place(WORKLOAD, RANKS, (0,) * RANKS, None)
+
+    def act(rank: int, library: DeepEpLibrary, world: World) -> int:
+        exchange = library.make(WORKLOAD, "bfloat16", where, rank, WORKLOAD.tokens)
+        setup = Setup(router=router, where=where, rank=rank, device=torch.device("cpu"))
+        operation = OPERATIONS["moe_dispatch"](setup=setup, exchange=exchange).operation()
+        data = Numbers()
+        data.fill(operation.input, 5)
+        operation.upload()
+        operation.run()
+        operation.download()
+        return data.wrong(operation.output, 5)
+
+    assert on_all(act, elastic=True)[0] == [0] * RANKS
 
 
 def test_one_buffer_serves_a_shape_and_is_destroyed_for_the_next() -> None:
