@@ -11,10 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from commbench.cli.run import check_world, head_or_here, option, ranks_of
+from commbench.cli.run import (
+    check_binding,
+    check_world,
+    head_or_here,
+    list_launches,
+    option,
+    ranks_of,
+    report_end,
+)
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from commbench.cases import Sweep
     from commbench.cli.moe_options import MoeOptions
+    from commbench.launch.place import Place
     from commbench.launch.run import Run
 
 _HELP = """Time the dispatch and combine of a mixture of experts: tokens to their experts, and their sums back.
@@ -52,7 +64,7 @@ def moe(
     experts_on: Annotated[str | None, option("contiguous, round_robin, eplb (a copy more for each rank), eplb:32 (so many). Default: contiguous.")] = None,
     uneven_experts: Annotated[bool | None, typer.Option("--uneven-experts", help="Let some ranks have an expert more than others.", show_default=False)] = None,
     counts: Annotated[str | None, option("exchanged: a dispatch begins with how many tokens come; known: as with DeepEP's cached handle. Default: exchanged.")] = None,
-    phases: Annotated[str | None, option("What to show: total, layout, send, recv, combine. Without combine none is timed. Default: all.")] = None,
+    phases: Annotated[str | None, option("What to show of total, layout, quantise, counts, send, recv, forward, permute, gather, reduce; and combine, without which none is timed. Default: all.")] = None,
     timing: Annotated[str | None, option("isolated, streamed. Default: isolated.")] = None,
     execution: Annotated[str | None, option("eager calls, or graph: captured CUDA graphs, of low latency on nccl. Default: eager.")] = None,
     precision: Annotated[str | None, option("Stop when the median's 95% interval is within this. Default: 2%.")] = None,
@@ -76,7 +88,7 @@ def moe(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cases and stop.")] = False,
 ) -> int:  # fmt: skip
     from commbench.cli.errors import UsageError
-    from commbench.cli.moe_options import check_workloads, read_moe_options
+    from commbench.cli.moe_options import check_picture, check_workloads, read_moe_options
     from commbench.launch.place import LaunchError, detect
     from commbench.launch.run import new_seed
     from commbench.launch.runnable import NotRunnable, check_runnable
@@ -96,7 +108,7 @@ def moe(
     }  # fmt: skip
     options = read_moe_options(sweep_file, given, profile)
     if plot is not None:
-        _check_plot(plot)
+        check_picture(plot)
     try:
         place = detect(os.environ, launcher)
         check_world(options, place)
@@ -105,7 +117,7 @@ def moe(
         check_workloads(options, world, (0,) * world)
         sweep = options.sweep(new_seed())
         if dry_run:
-            return _list_cases(options, sweep, world)
+            return _list_cases(options, sweep, place)
         check_runnable(sweep, local_ranks=None if place else world, variants=options.all_variants)
         links = read_calibration(calibration) if calibration is not None else None
 
@@ -120,16 +132,6 @@ def moe(
 moe.__doc__ = _HELP
 
 
-def _check_plot(file: Path) -> None:
-    """Now, and not when everything has been measured."""
-    from commbench.cli.errors import UsageError
-
-    if file.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise UsageError(f"--plot: {file} is none of .png, .pdf and .svg")
-    if not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK) or file.is_dir():
-        raise UsageError(f"--plot: {file} cannot be written: name a file in a directory that exists")
-
-
 def _list_profiles() -> int:
     from commbench.moe.profiles import profiles
 
@@ -139,37 +141,47 @@ def _list_profiles() -> int:
     return 0
 
 
-def _list_cases(options: MoeOptions, sweep: Any, world: int) -> int:
+def _list_cases(options: MoeOptions, sweep: Sweep, place: Place | None) -> int:
+    from commbench.backends import why_not_graph
     from commbench.cases import Layout
     from commbench.moe.exchange import why_not
 
-    layout = Layout(hosts=(socket.gethostname(),) * world)
+    layout = Layout(hosts=(socket.gethostname(),) * ranks_of(options, place))
     cases = sweep.expand(layout)
     for case in cases:
-        skip = case.skip or (why_not(case, layout) if case.algorithm != "library" else None)
+        skip = case.skip or why_not_graph(case) or (why_not(case, layout) if case.algorithm != "library" else None)
         print(f"{case.case_id}  {case.title}" + (f"  skipped: {skip}" if skip else ""))
     print(f"{len(cases)} cases", file=sys.stderr)
+    if place is None:
+        check_binding(options, layout.world)
+        list_launches(options, sweep, cases)
     return 0
 
 
 def _report(run: Run, options: MoeOptions, plot: Path | None) -> int:
-    """The table from what was heard, and where the results are."""
+    """The tables from what was heard, the figure if it is asked for, and where the results are."""
+    drawn = False
     if run.points:
         from commbench.report.frame import from_points
         from commbench.report.launches import print_launches
-        from commbench.report.moe import plot_moe, print_moe
+        from commbench.report.moe import print_moe
 
         frame = from_points(run.points)
-        print_moe(frame, options.phases)
+        print_moe(frame, options.shown_phases)
         print_launches(frame, run.directory)
         if plot is not None:
-            try:
-                plot_moe(frame, plot)
-                print(f"figure:  {shlex.quote(str(plot))}")
-            except (OSError, ValueError) as error:  # the points are there, and show can draw them later
-                print(f"commbench: no figure: {error}", file=sys.stderr)
-    wrong = sum(1 for point in run.points if point["status"] == "wrong")
-    if wrong:
-        print(f"commbench: {wrong} points have wrong data: no bandwidth is given for them", file=sys.stderr)
-    print(f"results: {shlex.quote(str(run.directory))}")
-    return run.exit_code
+            drawn = _draw(frame, plot)
+    return report_end(run, None if drawn else "moe.png")
+
+
+def _draw(frame: pd.DataFrame, plot: Path) -> bool:
+    """Whether it could be: a picture is no reason for a run to fail."""
+    from commbench.report.moe_figure import plot_moe
+
+    try:
+        plot_moe(frame, plot)
+    except (OSError, ValueError) as error:
+        print(f"commbench: no figure: {error}", file=sys.stderr)
+        return False
+    print(f"figure:  {shlex.quote(str(plot))}")
+    return True

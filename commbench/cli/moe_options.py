@@ -20,7 +20,9 @@ from commbench.moe.routing import parse_routing, why_not
 from commbench.units import parse_fraction, parse_sizes
 from commbench.workloads import COUNTS, MODES, SCALE_BLOCK, Workload
 
-PHASES = ("total", "layout", "send", "recv", "combine")
+PHASES = (
+    "total", "layout", "quantise", "counts", "send", "recv", "forward", "permute", "gather", "reduce", "combine",
+)  # fmt: skip
 DTYPES = ("bfloat16", "float8_e4m3fn")
 DISPATCH = tuple(name.removeprefix("own:") for name in ALGORITHMS)
 _OF_PROFILE = ("tokens", "hidden", "experts", "topk", "routing", "mode", "dtype")
@@ -95,6 +97,11 @@ class MoeOptions(RunOptions):
         return dtypes
 
     @property
+    def shown_phases(self) -> tuple[str, ...]:
+        """Those that were asked for; none where all are, a library's own included."""
+        return () if set(self.phases) == set(PHASES) else self.phases
+
+    @property
     def workloads(self) -> tuple[Workload, ...]:
         return tuple(
             Workload(
@@ -150,3 +157,13 @@ def check_workloads(options: MoeOptions, ranks: int, host_of: tuple[int, ...]) -
         reason = why_not(workload, ranks, host_of)
         if reason is not None:
             raise UsageError(reason)
+
+
+def check_picture(file: Path) -> None:
+    """Raises UsageError where a figure cannot be drawn into a file, before hours are spent on what it shows."""
+    from commbench.report.figures import SUFFIXES
+
+    if file.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"--plot {file}: no picture's name: end it in {', '.join(SUFFIXES)}")
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"--plot {file}: there is no directory {file.parent}: make it, or choose another place")

@@ -160,12 +160,12 @@ def _list_cases(options: RunOptions, sweep: Sweep, place: Place | None) -> int:
         print(f"{case.case_id}  {case.title}{asked}" + (f"  skipped: {skip}" if skip else ""))
     print(f"{len(cases)} cases", file=sys.stderr)
     if place is None:
-        _check_binding(options, ranks_of(options, place))
-        _list_launches(options, sweep, cases)
+        check_binding(options, ranks_of(options, place))
+        list_launches(options, sweep, cases)
     return 0
 
 
-def _check_binding(options: RunOptions, ranks: int) -> None:
+def check_binding(options: RunOptions, ranks: int) -> None:
     from commbench.cli.errors import UsageError
     from commbench.launch.bind import BindError, assign
 
@@ -175,7 +175,7 @@ def _check_binding(options: RunOptions, ranks: int) -> None:
         raise UsageError(str(error)) from None
 
 
-def _list_launches(options: RunOptions, sweep: Sweep, cases: tuple[Any, ...]) -> None:
+def list_launches(options: RunOptions, sweep: Sweep, cases: tuple[Any, ...]) -> None:
     """Which sets of processes there will be, and in which order, where there are several."""
     from commbench.launch.order import sets_in_order
     from commbench.launch.sets import process_sets
@@ -256,13 +256,21 @@ def head_or_here(
 def _report(run: Run) -> int:
     """Tables from what was heard, so that a full disk does not hide them, and where the results are."""
     if run.points:
+        from commbench.report.frame import from_points
+        from commbench.report.tables import print_tables
+
+        print_tables(from_points(run.points))
+    return report_end(run, "busbw.png")
+
+
+def report_end(run: Run, figure: str | None) -> int:
+    """What follows the tables: launches, taints, wrong data, where the results are, and how to draw a ``figure`` of them."""
+    if run.points:
         from commbench.report.frame import from_points, taint_line
         from commbench.report.launches import print_launches
-        from commbench.report.tables import plain, print_tables
+        from commbench.report.tables import plain
 
-        frame = from_points(run.points)
-        print_tables(frame)
-        print_launches(frame, run.directory)
+        print_launches(from_points(run.points), run.directory)
         if (line := taint_line(run.directory, [point["tainted"] for point in run.points])) is not None:
             print(plain(line))
     wrong = sum(1 for point in run.points if point["status"] == "wrong")
@@ -270,8 +278,8 @@ def _report(run: Run) -> int:
         print(f"commbench: {wrong} points have wrong data: no bandwidth is given for them", file=sys.stderr)
     directory = shlex.quote(str(run.directory))
     print(f"results: {directory}")
-    if any(point["busbw_Bps"] for point in run.points):
-        print(f"next:    commbench show {directory} --plot {shlex.quote(str(run.directory / 'busbw.png'))}")
+    if figure is not None and any(point["busbw_Bps"] for point in run.points):
+        print(f"next:    commbench show {directory} --plot {shlex.quote(str(run.directory / figure))}")
     elif not any(point["time_s"] for point in run.points):
         skipped = bool(run.points) and all(point["status"] == "skipped" for point in run.points)
         print("nothing was measured: " + ("every case was skipped" if skipped else "no case came to its end"))

@@ -51,7 +51,7 @@ def show(
         chosen = _choose(frame, {name: text for name, text in filters.items() if text is not None})
         if plot is not None:
             from commbench.report.figures import plot as draw
-            from commbench.report.moe import plot_moe
+            from commbench.report.moe_figure import plot_moe
 
             (plot_moe if is_routed(chosen).all() and len(chosen) else draw)(chosen, plot)
         if csv is not None:

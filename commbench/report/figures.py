@@ -23,15 +23,15 @@ SUFFIXES = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}} 
 MOST_SIZES = 10  # labelled on an axis
 
 # Okabe and Ito's palette, told apart with any colour vision; without its yellow, which is faint on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _MARKERS = {"isolated": ("o", "full"), "streamed": ("s", "none")}
 _MODELS: dict[str, tuple[str, Any]] = {
     "ring_s": ("ring model", (0, (6, 2))),
     "tree_s": ("tree model", (0, (6, 2, 1, 2))),
     "bound_s": ("bound", ":"),
 }
-_WRONG: dict[str, Any] = {"linestyle": "", "marker": "x", "markersize": 8, "color": "red", "zorder": 4}
-_STYLE: dict[Any, Any] = {
+WRONG: dict[str, Any] = {"linestyle": "", "marker": "x", "markersize": 8, "color": "red", "zorder": 4}
+STYLE: dict[Any, Any] = {
     "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.grid": True,
     "axes.axisbelow": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.6, "axes.spines.top": False,
     "axes.spines.right": False, "axes.edgecolor": "#808080", "xtick.color": "#404040", "ytick.color": "#404040",
@@ -73,14 +73,14 @@ def plot(frame: pd.DataFrame, file: str | os.PathLike[str]) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         names = list(dict.fromkeys(drawn["collective"]))
         figure = Figure(figsize=(11, 2.9 * len(names) + 1.6), dpi=150)
         panels = figure.subplots(len(names), 2, squeeze=False, sharex="row")
         everything = list(_series(drawn))
         for (left, right), name in zip(panels, names, strict=True):
             here = [series for series in everything if series.rows["collective"].iloc[0] == name]
-            _draw(left, right, _words(name), here)
+            _draw(left, right, words(name), here)
         for panel in panels[-1]:
             panel.set_xlabel("message size (bytes; K, M, G are powers of 1024)")
         _add_heading(figure, drawn)
@@ -94,8 +94,8 @@ def _series(cases: pd.DataFrame) -> Iterator[_Series]:
     for _, rows in cases.groupby(["collective", "backend", "timing", *varying], sort=False, dropna=False):
         first = rows.iloc[0]
         settings = [f"{IDENTITY[name]} {first[name]}" for name in varying if first[name] == first[name]]
-        name = _words(" ".join([first["backend"], *settings]))
-        colour = colours.setdefault(name, _COLOURS[len(colours) % len(_COLOURS)])
+        name = words(" ".join([first["backend"], *settings]))
+        colour = colours.setdefault(name, COLOURS[len(colours) % len(COLOURS)])
         yield _Series(name=name, colour=colour, timing=str(first["timing"]), rows=rows.sort_values("bytes"))
 
 
@@ -104,7 +104,7 @@ def _varies(cases: pd.DataFrame, name: str) -> bool:
     return bool((cases.groupby(["collective", "backend"])[name].nunique() > 1).any())
 
 
-def _words(text: object) -> str:
+def words(text: object) -> str:
     """Stored text as a picture may show it: printable, and no dollar sign begins a formula."""
     return plain(text).replace("$", r"\$")
 
@@ -133,13 +133,13 @@ def _draw(left: Axes, right: Axes, name: str, here: list[_Series]) -> None:
         left.fill_between(rows["bytes"], _rate(rows, rows["time_hi_s"]), _rate(rows, rows["time_lo_s"]), **band)
         right.fill_between(rows["bytes"], rows["time_lo_s"], rows["time_hi_s"], **band)
         wrong = rows[rows["status"] == STATUS_WRONG]
-        right.plot(wrong["bytes"], wrong["time_s"], **_WRONG)
+        right.plot(wrong["bytes"], wrong["time_s"], **WRONG)
     left.set_title(f"{name}: bus bandwidth (GB/s)")
     right.set_title(f"{name}: time")
     for panel in (left, right):
         _scale(panel, [size for series in here for size in series.rows["bytes"]])
     left.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    right.yaxis.set_major_formatter(lambda value, _: _short_time(value))
+    right.yaxis.set_major_formatter(lambda value, _: short_time(value))
 
 
 def _rate(rows: pd.DataFrame, time: pd.Series[Any]) -> pd.Series[Any]:
@@ -165,13 +165,18 @@ def _model_owners(here: list[_Series]) -> list[tuple[str, _Series]]:
 
 
 def _scale(panel: Axes, sizes: list[int]) -> None:
-    from matplotlib.ticker import LogLocator, MaxNLocator
-
     panel.set_xscale("log", base=2)
     first, last = math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes)))
     step = max(1, math.ceil((last - first) / (MOST_SIZES - 1)))
     panel.set_xticks([2**power for power in range(first, last + 1, step)])
     panel.xaxis.set_major_formatter(lambda value, _: format_size(round(value)))
+    scale_y(panel)
+
+
+def scale_y(panel: Axes) -> None:
+    """Logarithmic, with a few labels however narrow the range is."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
     if math.isinf(panel.dataLim.minposy):
         panel.minorticks_off()
         panel.set_yticks([])  # all data are wrong: there is no bandwidth
@@ -187,7 +192,7 @@ def _scale(panel: Axes, sizes: list[int]) -> None:
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
 
 
-def _short_time(seconds: float) -> str:
+def short_time(seconds: float) -> str:
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if seconds >= scale * 0.9995:
             return f"{seconds / scale:g} {unit}"
@@ -195,13 +200,13 @@ def _short_time(seconds: float) -> str:
 
 
 def _add_heading(figure: Figure, cases: pd.DataFrame) -> None:
-    labels = [_words(text) for text in dict.fromkeys(cases["label"].dropna()) if text]
-    runs = [_words(text) for text in dict.fromkeys(cases["run_id"].dropna()) if text]
-    ranks, hosts = _span(cases["ranks"]), _span(cases["nodes"])
+    labels = [words(text) for text in dict.fromkeys(cases["label"].dropna()) if text]
+    runs = [words(text) for text in dict.fromkeys(cases["run_id"].dropna()) if text]
+    ranks, hosts = span_of(cases["ranks"]), span_of(cases["nodes"])
     what = [f"{ranks} ranks on {hosts} host" + "s" * (hosts != "1")]
     for name in ("dtype", "placement"):
         if cases[name].nunique() == 1:
-            what.append({"out": "out of place", "in": "in place"}.get(cases[name].iloc[0], _words(cases[name].iloc[0])))
+            what.append({"out": "out of place", "in": "in place"}.get(cases[name].iloc[0], words(cases[name].iloc[0])))
     launches = int(cases["launches"].max())
     what += [f"{launches} launches"] * (launches > 1)
     what += runs[:1] if len(runs) == 1 else [f"{len(runs)} runs"] * (len(runs) > 1)
@@ -212,7 +217,7 @@ def _add_heading(figure: Figure, cases: pd.DataFrame) -> None:
     figure.text(0.01, 1 - 0.36 / height, ", ".join(what), va="top", color="#505050")
 
 
-def _span(values: pd.Series[Any]) -> str:
+def span_of(values: pd.Series[Any]) -> str:
     low, high = int(values.min()), int(values.max())
     return str(low) if low == high else f"{low} to {high}"
 
@@ -230,5 +235,5 @@ def _add_legend(figure: Figure, everything: list[_Series]) -> None:
         if any(series.rows[column].notna().any() for series in everything):
             handles[label + of] = Line2D([], [], color="#606060", linestyle=dashes, linewidth=1.2)
     if any((series.rows["status"] == STATUS_WRONG).any() for series in everything):
-        handles["wrong data"] = Line2D([], [], **_WRONG)
+        handles["wrong data"] = Line2D([], [], **WRONG)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(4, len(handles)))

@@ -10,7 +10,7 @@ import itertools
 import os
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any
@@ -102,18 +102,22 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
 
 
 def print_rows(
-    title: str, columns: Sequence[tuple[str, list[str]]], *, dispensable: Sequence[str] = (),
+    title: str, columns: Sequence[tuple[str, list[str]]], *, dispensable: Sequence[str] = (), left: Collection[str] = (),
     console: Console | None = None, file: IO[str] | None = None,
 ) -> list[str]:  # fmt: skip
-    """A table of any columns, given as (heading, cells), under its title; in the style of the others. Returns the headings
-    that did not fit, of the ``dispensable`` ones, which go in that order."""
+    """A table of any columns, given as (heading, cells), under its title; in the style of the others. Texts, the headings of
+    which are ``left``, begin at the left. Returns the headings that did not fit, of the ``dispensable`` ones, which go in
+    that order."""
     console = console or _console(file)
     _say(console, plain(title, console.encoding), style="bold")
     if columns:
         cells = [
-            _Column(heading=plain(heading, console.encoding), cells=[plain(cell, console.encoding) for cell in found])
+            _Column(
+                heading=_plus_minus(console.encoding) if heading == "±" else plain(heading, console.encoding),
+                cells=[plain(cell, console.encoding) for cell in found], left=heading in left,
+            )
             for heading, found in columns
-        ]
+        ]  # fmt: skip
         kept, gap, dropped = _fit(cells, console.width, dispensable)
         lines = _lines(kept, gap)
         console.out(lines[0], style="bold", highlight=False)
@@ -245,13 +249,12 @@ def _columns(
     def rate(name: str) -> Callable[[Row], str]:
         return lambda row: format_bandwidth(row[name])
 
-    plus_minus = "±" if plain("±", encoding) == "±" else "+-"
     found = [
         column("bytes", lambda row: format_size(_size(row))),
         *(column(IDENTITY[name], lambda row, name=name: _text(row[name]), left=True) for name in varying),  # type: ignore[misc]
         *([] if one_timing else [column("timing", lambda row: row["timing"], left=True)]),
         column("time", lambda row: format_time(row["time_s"])),
-        column(plus_minus, spread_of),
+        column(_plus_minus(encoding), spread_of),
         column("cv", lambda row: None if row["launch_cv"] is None else f"{row['launch_cv']:.1%}"),
         column("algbw", rate("algbw_Bps")),
         column("busbw", rate("busbw_Bps")),
@@ -278,6 +281,10 @@ def _columns(
         _Column(heading="note", cells=[marks.get(id(row), "") for row in rows], left=True),
     ]
     return [column for column in found if any(cell not in (NOTHING, "") for cell in column.cells)]
+
+
+def _plus_minus(encoding: str) -> str:
+    return "±" if plain("±", encoding) == "±" else "+-"
 
 
 def _text(value: Any) -> str | None:

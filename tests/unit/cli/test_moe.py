@@ -87,8 +87,8 @@ def test_a_file_has_the_same_keys(tmp_path: Path) -> None:
         (["--tokens", "0"], "tokens"),
         (["--profile", "gpt-9"], "--profile: unknown profile 'gpt-9'"),
         (["--masked", "150%"], "mask"),
-        (["--plot", "moe.txt"], "--plot: moe.txt is none of .png, .pdf and .svg"),
-        (["--plot", "nowhere/moe.png"], "--plot: nowhere/moe.png cannot be written"),
+        (["--plot", "moe.jpeg"], "--plot moe.jpeg: no picture's name: end it in .png, .svg, .pdf"),
+        (["--plot", "nowhere/moe.png"], "--plot nowhere/moe.png: there is no directory nowhere"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -143,3 +143,21 @@ def test_run_points_to_moe(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setattr("sys.argv", ["commbench", "run", "--collective", "moe_dispatch", "--dry-run"])
     assert main() == 2
     assert "measure it with commbench moe" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_no_backend_can_do_and_which_launches_there_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "moe --backend gloo,mpi --tokens 16 --execution graph --phases total,send --launches 2"
+    monkeypatch.setattr("sys.argv", ["commbench", *words.split(), "--dry-run"])
+    assert main() == 0
+    said = capsys.readouterr()
+    assert [line.rpartition("skipped: ")[2] for line in said.out.splitlines()] == [
+        f"{backend} works on the host, and only a device launches graphs" for backend in ("gloo", "mpi")
+    ]
+    assert "launch 4: gloo, 1 cases" in said.err
+
+
+def test_all_phases_are_shown_unless_some_are_named() -> None:
+    assert options().shown_phases == ()
+    assert options(phases="total,quantise,combine").shown_phases == ("total", "quantise", "combine")

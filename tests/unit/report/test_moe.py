@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from commbench.moe.published import published_for
 from commbench.records import Point
 from commbench.report.frame import from_points
-from commbench.report.moe import plot_moe, print_moe
+from commbench.report.moe import print_moe
+from commbench.report.moe_figure import plot_moe
 from commbench.workloads import Workload
 
 
@@ -23,7 +25,7 @@ def point(tokens: int = 128, **changes: Any) -> dict[str, Any]:
         "requested_bytes": 7569408, "timing": "isolated", "tokens": tokens, "hidden": 7168, "experts": 256, "topk": 8,
         "mode": "low_latency", "routing": "uniform", "experts_on": "contiguous", "workload": workload.to_dict(),
         "bytes_convention": "deepep_low_latency", "convention_bytes": {"deepep_low_latency": 7585792.0},
-        "load": {"rank_max_over_mean": 1.25}, "phases": {"layout": 1e-3, "send": 2e-3, "recv": 4e-3},
+        "load": {"rank_max_over_mean": 1.25}, "phases": {"layout": 1e-3, "send": 2e-3, "recv": 4e-3, "total": 7.01e-3},
         "matched": {"bytes": 1.0, "time_s": 5e-3, "ratio": 1.4}, "straggler": {}, "time_s": 7e-3, "time_lo_s": 6.9e-3,
         "time_hi_s": 7.7e-3, "interval_level": 0.97, "interval_of": "iterations", "algbw_Bps": 1.5e9, "busbw_Bps": 0.5e9,
         "predicted_s": 6e-3, "slowest_rank": 3, "slowest_host": "h", "wrong": 0, "samples": 40,
@@ -37,69 +39,153 @@ def printed(*points: dict[str, Any], phases: tuple[str, ...] = ()) -> str:
     return out.getvalue()
 
 
+def cells(text: str, heading: str) -> list[list[str]]:
+    """The words of the table whose headings contain ``heading``, row by row."""
+    lines = text.splitlines()
+    head = next(index for index, line in enumerate(lines) if line.startswith("tokens") and heading in line.split())
+    end = next(index for index in range(head, len(lines)) if not lines[index])
+    return [line.split() for line in lines[head:end]]
+
+
 def test_every_cell() -> None:
-    lines = printed(point(), point(16, time_s=2e-3, time_lo_s=2e-3, time_hi_s=2e-3)).splitlines()
-    assert lines[0].startswith(
-        "moe_dispatch mpi: hidden 7168, top 8 of 256 experts, 8 ranks, 1 host, low_latency, flat"
+    text = printed(point(), point(16, time_s=2e-3, time_lo_s=2e-3, time_hi_s=2e-3))
+    assert text.splitlines()[0] == (
+        "moe_dispatch mpi: hidden 7168, top 8 of 256 experts, 8 ranks, 1 host, low_latency, flat, float8_e4m3fn, isolated,"
     )
-    head = next(index for index, line in enumerate(lines) if line.startswith("tokens"))
-    assert lines[head].split() == [
-        "tokens", "time", "±", "GB/s", "wire", "load", "layout", "send", "recv", "model", "a2a", "last", "wrong",
+    few, many = cells(text, "GB/s")[1:]
+    assert cells(text, "GB/s")[0] == ["tokens", "time", "±", "GB/s", "wire", "load", "model", "a2a", "last", "wrong"]
+    assert few == ["16", "2.00", "ms", "0.0%", "1.50", "0.50", "1.25", "6.00", "ms", "5.00", "ms", "3", "0"]
+    assert many == ["128", "7.00", "ms", "10%", "1.50", "0.50", "1.25", "6.00", "ms", "5.00", "ms", "3", "0"]
+    assert cells(text, "send") == [
+        ["tokens", "layout", "send", "recv", "total"], ["16", "1.00", "ms", "2.00", "ms", "4.00", "ms", "7.01", "ms"],
+        ["128", "1.00", "ms", "2.00", "ms", "4.00", "ms", "7.01", "ms"],
     ]  # fmt: skip
-    assert lines[head + 1].split() == [
-        "128", "7.00", "ms", "10%", "1.50", "0.50", "1.25", "1.00", "ms", "2.00", "ms", "4.00", "ms", "6.00", "ms",
-        "5.00", "ms", "3", "0",
+
+
+def test_what_differs_is_a_column_and_a_dispatch_comes_first() -> None:
+    text = printed(
+        point(collective="moe_combine", case_id="a", dtype="bfloat16"), point(case_id="b", routing="zipf:1.2"),
+        point(case_id="c", algorithm="own:hierarchical"),
+        point(case_id="d", load={"rank_max_over_mean": 1.25, "rank_max_over_mean_before": 3.5}, experts_on="eplb:8"),
+    )  # fmt: skip
+    lines = text.splitlines()
+    assert lines[0].startswith("moe_dispatch")
+    assert "moe_combine" in next(line for line in lines[1:] if line.startswith("moe_"))
+    table = cells(text, "GB/s")
+    assert table[0] == [
+        "tokens",
+        "dispatch",
+        "experts",
+        "on",
+        "routing",
+        "time",
+        "±",
+        "GB/s",
+        "wire",
+        "load",
+        "before",
+        "model",
+        "a2a",
+        "last",
+        "wrong",
+    ]
+    assert [row[1:4] for row in table[1:]] == [
+        ["flat", "contiguous", "zipf:1.2"], ["flat", "eplb:8", "uniform"], ["hierarchical", "contiguous", "uniform"],
     ]  # fmt: skip
+    assert "3.50" in table[2]
+    assert "before: without balanced experts" in " ".join(text.split())
 
 
 def test_phases_that_are_asked_for() -> None:
-    head = next(line for line in printed(point(), phases=("total", "send")).splitlines() if line.startswith("tokens"))
-    assert "send" in head.split()
-    assert "recv" not in head.split()
+    assert cells(printed(point(), phases=("total", "send")), "send")[0] == ["tokens", "send", "total"]
+    assert "of which" not in printed(point(), phases=("total",))
 
 
-def test_the_convention_and_published_values_stand_under_it() -> None:
-    text = " ".join(printed(point()).split())
-    assert "GB/s: of deepep_low_latency: every valid selection, of H + 4 H/128 + 16 bytes in FP8" in text
-    # DeepEP docs/legacy.md, EP 8.
-    assert "DeepEP V1 on H800 77.0 us 98.0 GB/s of deepep_low_latency (DeepEP docs/legacy.md)" in text
-    assert "published" not in printed(
-        point(hidden=1024, workload=Workload(tokens=128, hidden=1024, experts=256, topk=8).to_dict())
+def test_launches_are_one_row_with_their_variation() -> None:
+    text = printed(*(point(launch=launch, time_s=(6 + launch) * 1e-3) for launch in range(3)))
+    assert "3 launches" in " ".join(text.split())
+    (head, row) = cells(text, "GB/s")
+    # 6, 7 and 8 ms: a standard deviation of 1 of 7.
+    assert row[head.index("cv") + 1] == "14.3%"
+
+
+def test_published_values_stand_beside_a_shape_that_matches() -> None:
+    text = printed(point())
+    assert "GB/s: of deepep_low_latency: every valid selection, of H + 4 H/128 + 16 bytes in FP8" in " ".join(
+        text.split()
     )
+    lines = text.splitlines()
+    head = next(index for index, line in enumerate(lines) if line.startswith("what"))
+    assert lines[head + 1].split()[:3] == ["mpi", "flat,", "here"]
+    for cell in ("7.00 ms", "1.50", "deepep_low_latency"):
+        assert cell in lines[head + 1]
+    # DeepEP docs/legacy.md, EP 8: the same convention, and so first.
+    assert lines[head + 2].startswith("DeepEP V1")
+    assert "H800, CX7 400 Gb/s" in lines[head + 2]
+    assert "77.0 us" in lines[head + 2]
+    assert "98.0" in lines[head + 2]
+    assert "DeepEP docs/legacy.md" in lines[head + 2]
+    rest = [line for line in lines if "more of them" in line]
+    values = len(published_for(Workload(**point()["workload"]), 8, "moe_dispatch", "float8_e4m3fn"))
+    assert rest == [f"{values - 6} more of them are in deepep_published.csv, in commbench's package"]
+    other = Workload(tokens=128, hidden=1024, experts=256, topk=8).to_dict()
+    assert "published" not in printed(point(hidden=1024, workload=other))
 
 
-def test_skipped_and_wrong_ones_are_named() -> None:
+def test_equal_reasons_share_a_line() -> None:
     text = printed(
-        point(),
-        point(16, status="skipped", reason="no room", time_s=None),
+        point(), point(16, status="skipped", reason="no room", time_s=None),
+        point(32, status="skipped", reason="no room", time_s=None, dtype="bfloat16"),
         point(17, status="wrong", wrong=5, algbw_Bps=None),
-    )
-    assert "flat 16 tokens uniform float8_e4m3fn: skipped: no room" in text
-    assert "flat 17 tokens uniform float8_e4m3fn: wrong: 5 elements are wrong" in text
+    )  # fmt: skip
+    assert "  16, 32 tokens, bfloat16 and float8_e4m3fn: skipped: no room" in text
+    assert "  17 tokens, float8_e4m3fn: wrong: 5 elements are wrong" in text
+
+
+def test_nothing_but_what_could_not_be_done() -> None:
+    text = printed(point(status="skipped", reason="no room", time_s=None))
+    assert text.splitlines()[0].startswith("moe_dispatch mpi: hidden 7168, top 8 of 256 experts, 8 ranks")
+    assert "  128 tokens: skipped: no room" in text
+    assert "time" not in text
 
 
 def test_a_straggler_is_explained() -> None:
-    straggler = {
-        "rank": 3,
-        "host": "h\x1b[1m",
-        "share": 0.9,
-        "load_over_mean": 2.0,
-        "explained": "its load, 2.00 times the mean",
-    }
+    straggler = {"rank": 3, "host": "h\x1b[1m", "share": 0.9, "explained": "its load, 2.00 times the mean"}
     text = printed(point(straggler=straggler))
-    assert "rank 3 on h" in text
     assert "is last in 90%: its load, 2.00 times the mean" in " ".join(text.split())
     assert "\x1b" not in text
+    assert "is last" not in printed(point(straggler={**straggler, "share": 0.2}))
 
 
-def test_the_figure(tmp_path: Path) -> None:
-    file = tmp_path / "moe.png"
-    plot_moe(from_points([point(), point(16)]), file)
-    assert file.read_bytes()[:4] == b"\x89PNG"
+def test_notes_are_told_once() -> None:
+    text = printed(point(note="why so"), point(16, note="why so"))
+    assert text.count("why so") == 1
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no picture's name"):
-        plot_moe(from_points([point()]), tmp_path / "moe.txt")
-    with pytest.raises(ValueError, match="nothing to plot"):
+@pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_the_figure(tmp_path: Path, suffix: str, magic: bytes) -> None:
+    file = tmp_path / f"moe{suffix}"
+    plot_moe(from_points([point(), point(16), point(16, case_id="x", collective="moe_combine")]), file)
+    assert file.read_bytes().startswith(magic)
+
+
+def test_what_the_figure_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    rows = [point(), point(16), point(case_id="x", routing="zipf:1.2", label="now $")]
+    plot_moe(from_points(rows), tmp_path / "text.svg")
+    text = (tmp_path / "text.svg").read_text()
+    for part in (
+        "moe_dispatch: GB/s of deepep_low_latency", "moe_dispatch: time", "mpi uniform", "mpi zipf:1.2", "predicted",
+        "plain all_to_all of as many bytes", "published: DeepEP V1, H800", ">16<", ">128<", "8 ranks on 1 host", "now $",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_what_cannot_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"end it in \.png, \.svg, \.pdf"):
+        plot_moe(from_points([point()]), tmp_path / "moe.jpeg")
+    with pytest.raises(ValueError, match="no dispatch or combine has a time"):
         plot_moe(from_points([point(status="skipped", time_s=None)]), tmp_path / "moe.png")
+    assert list(tmp_path.iterdir()) == []
