@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 Facts = Mapping[int, Mapping[str, Fact]]
 
 # Besides size and timing, in the order in which a line names them where they differ within the run.
-_NAMED = ("variant", *(name for name in IDENTITY if name not in ("run_id", "variant", "protocol")))
+_NAMED = (
+    "variant", *(name for name in IDENTITY if name not in ("run_id", "variant", "protocol")), "mode", "routing", "experts_on",
+)  # fmt: skip
 _OF_POINT = ("steal_s", "preemptions")  # facts of a launch that are stored with each of its points
 _MOST_LINES = 12
 
@@ -127,6 +129,8 @@ def _case(points: pd.DataFrame, names: Sequence[str], facts: Facts) -> CaseLaunc
     times = tuple(float(time) for time in medians)
     modes = find_modes(times) if min(times) > 0 else None
     size = format_size(int(first["bytes"] or first["requested_bytes"]))
+    if points["tokens"].notna().all():
+        size = f"{int(first['tokens'])} tokens"
     title = " ".join([f"{first['collective']} {first['backend']} {size} {first['timing']}", *(
         str(first[name]) for name in names if name != "variant" and first[name] == first[name]
     )])  # fmt: skip
