@@ -6,6 +6,7 @@ many elements were wrong, worked out when its output is downloaded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -45,13 +46,15 @@ class Numbers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """What the operations of one case on this rank share. ``graph``: they are captured, and a device launches them."""
+    """What the operations of one case on this rank share. ``graph``: they are captured, by ``capture``, and a device launches
+    them."""
 
     router: Router
     where: Place
     rank: int
     device: torch.device
     graph: bool = False
+    capture: Callable[[Callable[[], Any]], Callable[[], Any]] = capture
 
     def batch(self, iteration: int) -> Batch:
         router, rank = self.router, self.rank
@@ -71,7 +74,8 @@ def number() -> Bytes:
 
 @dataclass(kw_only=True)
 class _Routed:
-    """One operation on its own tokens."""
+    """One operation on its own tokens. Where it is captured in a graph, all that the graph reads and writes stays where it
+    was when it was captured."""
 
     setup: Setup
     exchange: ExpertExchange
@@ -91,7 +95,7 @@ class _Routed:
             run=self.run, enqueue=self.enqueue, finish=self.exchange.finish, input=self.given, output=self.taken,
             upload=self.upload, download=self.download, repeatable=self.setup.router.workload.fixed,
             phases=None if graph else self.exchange.phases_ns, alone=None if graph else self.alone,
-            capture=partial(capture, self.enqueue) if graph else None,
+            capture=partial(self.setup.capture, self.enqueue) if graph else None,
         )  # fmt: skip
 
     def run(self) -> None:
@@ -109,6 +113,16 @@ class _Routed:
     def upload(self) -> None:
         raise NotImplementedError
 
+    def fill_batch(self) -> Batch:
+        """This iteration's tokens, in the place of the last one's."""
+        fresh = self.setup.batch(self.iteration)
+        if self.batch is None or not self.setup.graph:
+            self.batch = fresh
+        else:
+            for name in ("tokens", "slots", "weights"):
+                getattr(self.batch, name).copy_(getattr(fresh, name))
+        return self.batch
+
     def download(self) -> None:
         self.taken.view(np.int64)[0] = self.count_wrong()
 
@@ -118,9 +132,9 @@ class _Routed:
 
 class DispatchOperation(_Routed):
     def upload(self) -> None:
-        self.batch = self.setup.batch(self.iteration)
-        self.known = self.exchange.learn(self.batch)
-        self.received = None
+        self.known = self.exchange.learn(self.fill_batch())
+        if not self.setup.graph:
+            self.received = None
 
     def enqueue(self) -> None:
         assert self.batch is not None
@@ -142,19 +156,30 @@ class DispatchOperation(_Routed):
 class CombineOperation(_Routed):
     rows: torch.Tensor | None = None
     sums: torch.Tensor | None = None
+    again: Callable[[], Any] | None = None  # the dispatch as a graph, what it gives is then always in the same place
 
     def upload(self) -> None:
         """Dispatches, which is not timed, and lets each expert multiply what it got by a factor of its own."""
-        self.batch = self.setup.batch(self.iteration)
-        self.received = self.exchange.dispatch(self.batch, self.exchange.learn(self.batch))
-        self.exchange.finish()
+        batch = self.fill_batch()
+        if self.again is None:
+            self.received = self.exchange.dispatch(batch, self.exchange.learn(batch))
+            self.exchange.finish()
+            if self.setup.graph:
+                self.again = self.setup.capture(self._dispatch)
+        if self.again is not None:
+            self.again()
+            self.exchange.finish()
+        assert self.received is not None
         if self.rows is None or self.rows.shape != self.received.rows.shape:
-            # NaN between the slots' rows, which nobody may read.
-            self.rows = torch.full(
-                self.received.rows.shape, float("nan"), dtype=torch.bfloat16, device=self.setup.device
-            )
+            self.rows = torch.empty(self.received.rows.shape, dtype=torch.bfloat16, device=self.setup.device)
+        self.rows.fill_(float("nan"))  # between the slots' rows, which nobody may read
         apply_experts(self.setup, self.received, self.rows)
-        self.sums = None
+        if not self.setup.graph:
+            self.sums = None
+
+    def _dispatch(self) -> None:
+        assert self.batch is not None
+        self.received = self.exchange.dispatch(self.batch)
 
     def enqueue(self) -> None:
         assert self.received is not None

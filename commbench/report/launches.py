@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from commbench.records import STATUS_OK, size_title
+from commbench.records import STATUS_OK
 from commbench.report.frame import Source, read_launches
 from commbench.report.tables import IDENTITY, PLAIN_WIDTH, plain
 from commbench.stats.compare import CONFIDENCE, LEAST_PAIRS, MIN_EFFECT, Comparison, compare
@@ -19,7 +19,7 @@ from commbench.stats.launches import LaunchInterval, Spread, median_of_launches,
 from commbench.stats.modes import Modes, find_modes
 from commbench.stats.separators import Fact, Separator, separators
 from commbench.stats.sequence import LEAST, Correlation, Drift, find_drift, serial_correlation
-from commbench.units import format_time
+from commbench.units import format_size, format_time
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 Facts = Mapping[int, Mapping[str, Fact]]
 
 # Besides size and timing, in the order in which a line names them where they differ within the run.
-_NAMED = ("variant", *(name for name in IDENTITY if name not in ("run_id", "variant", "protocol")))
+_NAMED = (
+    "variant", *(name for name in IDENTITY if name not in ("run_id", "variant", "protocol")), "mode", "routing", "experts_on",
+)  # fmt: skip
 _OF_POINT = ("steal_s", "preemptions")  # facts of a launch that are stored with each of its points
 _MOST_LINES = 12
 
@@ -126,7 +128,9 @@ def _case(points: pd.DataFrame, names: Sequence[str], facts: Facts) -> CaseLaunc
     medians = points.groupby("launch", sort=False)["time_s"].median()
     times = tuple(float(time) for time in medians)
     modes = find_modes(times) if min(times) > 0 else None
-    size = size_title({str(name): first[name] for name in first.index})
+    size = format_size(int(first["bytes"] or first["requested_bytes"]))
+    if points["tokens"].notna().all():
+        size = f"{int(first['tokens'])} tokens"
     title = " ".join([f"{first['collective']} {first['backend']} {size} {first['timing']}", *(
         str(first[name]) for name in names if name != "variant" and first[name] == first[name]
     )])  # fmt: skip

@@ -11,7 +11,7 @@ from commbench.moe.columns import TOTAL
 from commbench.moe.conventions import CONVENTIONS
 from commbench.records import STATUS_OK
 from commbench.report import moe_published
-from commbench.report.tables import NOTHING, print_rows, say_lines, spread_of
+from commbench.report.tables import FLAGS, NOTHING, drift_line, interval_legend, print_rows, say_lines, spread_of
 from commbench.units import format_bandwidth, format_time
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def print_moe(
     published values of the same shapes with their hardware. Bandwidths are in GB/s (1e9 bytes) of bytes that are named.
     """
     rows = rows_of(frame)
-    legend: dict[str, None] = {}
+    drift = list(_drift(frame, rows)) if "launches" not in frame else []
+    legend: dict[str, None] = dict.fromkeys(interval_legend([row for row in rows if row["time_s"] is not None]))
     for key, group in groupby(rows, key=_table):
         members = list(group)
         timed = [row for row in members if row["status"] == STATUS_OK]
@@ -65,7 +66,7 @@ def print_moe(
         if parts := _phase_columns([row for row in timed if row["phases"]], phases):
             print_rows("of which, on the rank that was done last:", parts, left=_LEFT, console=console, file=file)
         legend.update(dict.fromkeys(_legend(timed)))
-    say_lines(list(legend), console=console, file=file)
+    say_lines([*legend, *["over the passes of the soak:"] * bool(drift), *drift], console=console, file=file)
     for shape in moe_published.shapes([row for row in rows if row["status"] == STATUS_OK]):
         columns = moe_published.columns(shape)
         print_rows(shape.title, columns, dispensable=_DISPENSABLE_BESIDE, left=_LEFT, console=console, file=file)
@@ -190,10 +191,29 @@ def _legend(rows: list[Row]) -> Iterator[str]:
     errors = [row["quantise_error"] for row in rows if row["quantise_error"]]
     if errors:
         yield f"FP8 changes normally distributed values by {max(errors):.2%} (root mean square)"
+    yield from (text for name, text in FLAGS.items() if any(row[name] for row in rows))
+    if any(row["discarded"] for row in rows):
+        yield "iterations whose ranks did not start together were discarded"
     for note in dict.fromkeys(row["note"] for row in rows if row["note"]):
         yield f"note: {note}"
     for text in dict.fromkeys(row["tainted"] for row in rows if row["tainted"]):
         yield f"tainted: {text}"
+
+
+def _drift(frame: pd.DataFrame, rows: list[Row]) -> Iterator[str]:
+    from commbench.report.frame import over_passes
+
+    named = {row["case_id"]: _name(row) for row in rows}
+    for row in over_passes(frame[is_routed(frame)]).to_dict("records"):
+        yield "  " + drift_line({str(key): value for key, value in row.items()}, named[row["case_id"]])
+
+
+def _name(row: Row) -> str:
+    """What a line calls a case."""
+    return (
+        f"{row['collective']} {row['backend']} {row['algorithm']} {row['mode']} {int(row['tokens'])} tokens {row['routing']} "
+        f"{row['dtype']} {row['timing']}"
+    )
 
 
 def _straggler(row: Row) -> Iterator[str]:
@@ -204,8 +224,7 @@ def _straggler(row: Row) -> Iterator[str]:
         and row["ranks"] > 2
         and found["share"] > _STANDS_OUT / row["ranks"]
     ):
-        case = f"{row['collective']} {row['backend']} {row['algorithm']} {int(row['tokens'])} tokens {row['routing']}"
-        yield f"{case}: rank {found['rank']} on {found['host']} is last in {found['share']:.0%}: {found['explained']}"
+        yield f"{_name(row)}: rank {found['rank']} on {found['host']} is last in {found['share']:.0%}: {found['explained']}"
 
 
 def _rate(value: float | None) -> str:

@@ -49,7 +49,7 @@ _READ = (
 )  # fmt: skip
 # Given up in this order where a table is wider than the terminal.
 _DISPENSABLE = ("algbw", "slowest", "nearest", "wire", "tuner", "took", "tree", "ring", "eff", "bound", "cv")
-_FLAGS = {
+FLAGS = {
     "late_starts": "late starts: in most iterations the ranks did not start together, so the time holds some waiting",
     "beyond_bound": "beyond the bound: faster than messages over the calibrated links; inside a host libraries may use shared memory instead",
     "oversubscribed": "oversubscribed: more ranks than cores, so times hold the waiting for a core",
@@ -87,7 +87,7 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
     rows = sorted(_records(frame, console.encoding), key=_order)
     timed = [row for row in rows if row["time_s"] is not None]
     marks, legend = _footnotes(timed)
-    legend = [*_interval_legend(timed), *_model_legend(timed), *legend]
+    legend = [*interval_legend(timed), *_model_legend(timed), *legend]
     narrow: dict[str, None] = {}
     for _, group in groupby(rows, key=lambda row: (row["collective"], row["backend"])):
         narrow.update(dict.fromkeys(_print_table(console, list(group), marks)))
@@ -98,7 +98,7 @@ def print_tables(frame: pd.DataFrame, *, console: Console | None = None, file: I
     if drift:
         _say(console, "over the passes of the soak:")
         for row in drift:
-            _say(console, "  " + plain(_drift_line(row), console.encoding))
+            _say(console, "  " + plain(drift_line(row), console.encoding))
 
 
 def print_rows(
@@ -134,10 +134,11 @@ def say_lines(lines: Sequence[str], *, console: Console | None = None, file: IO[
         _say(console, plain(line, console.encoding), style="dim")
 
 
-def _drift_line(row: Row) -> str:
+def drift_line(row: Row, name: str | None = None) -> str:
+    """What the passes of a soak say of a case, from ``over_passes``; ``name``: what to call it."""
+    called = name or f"{row['collective']} {row['backend']} {format_size(int(row['bytes']))} {row['timing']}"
     return (
-        f"{row['collective']} {row['backend']} {format_size(int(row['bytes']))} {row['timing']}: "
-        f"{row['passes']} passes, first {format_time(row['first_s'])}, last {format_time(row['last_s'])} "
+        f"{called}: {row['passes']} passes, first {format_time(row['first_s'])}, last {format_time(row['last_s'])} "
         f"({row['last_s'] / row['first_s'] - 1:+.1%}), least {format_time(row['least_s'])}, "
         f"greatest {format_time(row['greatest_s'])}"
     )
@@ -430,7 +431,7 @@ def _footnotes(rows: list[Row]) -> tuple[dict[int, list[str]], list[str]]:
 
 
 def _remarks(row: Row) -> list[str]:
-    remarks = [text for name, text in _FLAGS.items() if row[name]]
+    remarks = [text for name, text in FLAGS.items() if row[name]]
     if row["bytes"] and row["bytes"] != row["requested_bytes"]:
         remarks.append("size rounded down from the one that was asked for, to equal shares of whole elements")
     if row["discarded"]:
@@ -446,7 +447,7 @@ def _letter(index: int) -> str:
     return letter if index < 26 else _letter(index // 26 - 1) + letter
 
 
-def _interval_legend(rows: Sequence[Row]) -> list[str]:
+def interval_legend(rows: Sequence[Row]) -> list[str]:
     levels: dict[str, set[float]] = {}
     for row in rows:
         if _share(row) is not None and row["interval_level"] is not None:

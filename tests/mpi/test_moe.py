@@ -135,6 +135,46 @@ def test_a_recorded_routing_with_masks_uneven_tokens_copies_and_known_counts(tmp
         assert "rank_max_over_mean_before" in load
 
 
+FLAWED = Path(__file__).parent / "flawed_library"
+
+
+@pytest.mark.parametrize(("flaw", "mode"), [("", "throughput"), ("late", "throughput"), ("late", "low_latency")])
+def test_one_wrong_bit_of_an_exchange_is_found(tmp_path: Path, links_file: Path, flaw: str, mode: str) -> None:
+    path = os.pathsep.join(filter(None, (str(FLAWED), os.environ.get("PYTHONPATH"))))
+    done = moe(
+        "--backend", "gloo", "--ranks", "2", "--tokens", "20", "--hidden", "2048", "--experts", "8", "--topk", "2",
+        "--mode", mode, "--iters", "4", "--seed", "5", "--calibration", str(links_file), "--out", str(tmp_path),
+        env={**os.environ, "PYTHONPATH": path, "COMMBENCH_TEST_FLAW": flaw},
+    )  # fmt: skip
+    frame = commbench.load(tmp_path).set_index("collective")
+    if not flaw:
+        assert done.returncode == 0, done.stderr
+        assert frame["status"].eq("ok").all()
+        return
+    assert done.returncode == 3
+    assert "2 points have wrong data" in done.stderr
+    assert frame["status"].eq("wrong").all()
+    assert frame["algbw_Bps"].isna().all()
+    assert frame["busbw_Bps"].isna().all()
+    # Each time a bit of one value, which a record's two experts both get where they are of this rank.
+    dispatch = frame.loc["moe_dispatch"]
+    assert 1 <= dispatch["wrong"] <= 2 * dispatch["verified"]
+    assert frame.loc["moe_combine", "wrong"] >= 1
+
+
+def test_what_does_not_fit_is_skipped_with_the_bytes_that_it_needs(tmp_path: Path, links_file: Path) -> None:
+    done = moe("--backend", "gloo", "--tokens", "64M", *SHAPE, "--calibration", str(links_file), "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    frame = commbench.load(tmp_path)
+    assert frame["status"].eq("skipped").all()
+    assert frame["reason"].str.fullmatch(r"needs [0-9.]+ GB a rank and [0-9.]+ GB is available").all()
+    assert frame["tokens"].eq(64 << 20).all()
+    # Two ranks' 2**26 tokens of 512 bytes go to both ranks: as many are kept of each, and of four selections a row.
+    needs = float(frame["reason"][0].split()[1]) * 1e9
+    assert needs > (2**26 + 2**28) * 512
+    assert "every case was skipped" in done.stdout
+
+
 def test_a_killed_rank_is_named_and_points_are_kept(tmp_path: Path, links_file: Path) -> None:
     run = subprocess.Popen(
         [*MOE, "--backend", "mpi", "--ranks", "3", "--tokens", "16", *SHAPE, "--uneven-experts", "--for", "2m",

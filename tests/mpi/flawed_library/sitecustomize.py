@@ -1,6 +1,7 @@
 """torch.distributed with a flaw: what a data check must be able to see. Loaded by Python itself in every rank.
 
-COMMBENCH_TEST_FLAW: ``flip`` one element of one operation's output, ``nothing`` is done, ``swap`` two blocks.
+COMMBENCH_TEST_FLAW: ``flip`` one element of one operation's output, ``nothing`` is done, ``swap`` two blocks, ``late``: one
+bit of what an exchange that was started has brought, each time, at rank 1.
 """
 
 import importlib.abc
@@ -10,11 +11,29 @@ import sys
 
 FLAW = os.environ.get("COMMBENCH_TEST_FLAW", "")
 ITERATION = 20  # which timed iteration is flawed, where only one is
+LARGE_BYTES = 1024
 NAMES = ("all_reduce", "all_gather_single", "all_to_all_single", "broadcast")
+
+
+class Late:
+    """A started operation that errs when it is waited for."""
+
+    def __init__(self, work, tensor):
+        self.work, self.tensor = work, tensor
+
+    def wait(self):
+        result = self.work.wait()
+        self.tensor[self.tensor.numel() // 2] ^= 0x10
+        return result
 
 
 def flaw(name, real, module):
     def wrapped(tensor, *arguments, **options):
+        if FLAW == "late":
+            result = real(tensor, *arguments, **options)
+            # What announces sizes is short, and with a wrong one nothing would come to its end.
+            large = options.get("async_op") and tensor.numel() > LARGE_BYTES
+            return Late(result, tensor) if large and module.get_rank() == 1 else result
         if FLAW == "nothing":
             return None
         result = real(tensor, *arguments, **options)

@@ -203,3 +203,19 @@ def test_printing_fits_the_width_and_holds_no_control_characters(tmp_path: Path)
     assert lines[0] == "launches"
     assert max(map(len, lines)) <= 120
     assert "\x1b" not in out.getvalue()
+
+
+def test_routed_cases_are_named_by_their_tokens_and_ways() -> None:
+    of_moe = {
+        "collective": "moe_dispatch",
+        "reduce_op": None,
+        "tokens": 16,
+        "mode": "throughput",
+        "experts_on": "contiguous",
+    }
+    found = report(
+        *quiet(2, case_id="a", routing="uniform", **of_moe), *quiet(2, case_id="b", routing="zipf:1.2", **of_moe)
+    )
+    assert [case.title for case in found.cases] == [
+        "moe_dispatch mpi 16 tokens isolated uniform", "moe_dispatch mpi 16 tokens isolated zipf:1.2"
+    ]  # fmt: skip

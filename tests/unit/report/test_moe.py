@@ -189,3 +189,23 @@ def test_what_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no dispatch or combine has a time"):
         plot_moe(from_points([point(status="skipped", time_s=None)]), tmp_path / "moe.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_how_sure_a_time_is_and_what_is_to_be_known_of_it() -> None:
+    text = " ".join(printed(point(oversubscribed=True, discarded=3)).split())
+    assert (
+        "time: median, and the wider side of its interval, of iterations (this launch alone) at 97 % confidence" in text
+    )
+    assert "oversubscribed: more ranks than cores" in text
+    assert "iterations whose ranks did not start together were discarded" in text
+    assert "late starts" not in text
+
+
+def test_passes_of_a_soak_are_told_by_case() -> None:
+    rows = [point(pass_index=number, time_s=(7 + number) * 1e-3) for number in range(3)] + [point(16)]
+    text = " ".join(printed(*rows).split())
+    assert (
+        "over the passes of the soak: moe_dispatch mpi flat low_latency 128 tokens uniform float8_e4m3fn isolated: 3 passes, "
+        "first 7.00 ms, last 9.00 ms (+28.6%)"
+    ) in text
+    assert text.count("passes, first") == 1
