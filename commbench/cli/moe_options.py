@@ -140,7 +140,7 @@ def read_moe_options(file: Path | None, given: dict[str, Any], profile: str | No
     try:
         shape = profile_of(str(name)) if name is not None else None
     except ValueError as error:
-        raise UsageError(f"--profile: {error}") from None
+        raise UsageError(f"{'--profile' if profile else f'{file}: profile'}: {error}") from None
     usual = {} if shape is None else {key: getattr(shape, key) for key in _OF_PROFILE}
     return read_as(MoeOptions, file, given, usual, besides=("profile",))
 

@@ -69,11 +69,11 @@ def read_recorded(path: str, workload: Workload, ranks: int) -> Recorded:
 @lru_cache(maxsize=2)
 def _read(path: str, changed: int) -> Recorded:
     """``changed`` is the file's time: one that was written anew is read anew."""
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"routing file {path} is not an .npz archive: write one with numpy.savez")
     try:
         with np.load(path, allow_pickle=False) as archive:
             ids, weights = archive["ids"], archive.get("weights")
-    except (AttributeError, TypeError):  # an array is no context manager
-        raise ValueError(f"routing file {path} is a single array: write an archive with numpy.savez") from None
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())
         if "pickle" in reason:  # numpy goes on to say how to open it all the same

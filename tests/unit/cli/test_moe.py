@@ -63,6 +63,9 @@ def test_a_file_has_the_same_keys(tmp_path: Path) -> None:
     found = read_moe_options(file, {"tokens": "64"}, None)
     assert [one.tokens for one in found.workloads] == [64]
     assert {(one.hidden, one.experts, one.routing, one.fixed) for one in found.workloads} == {(4096, 128, "ramp", True)}
+    file.write_text("profile = 'gpt-9'\n")
+    with pytest.raises(UsageError, match=r"moe.toml: profile: unknown profile 'gpt-9'"):
+        read_moe_options(file, {}, None)
     file.write_text("sizes = '1K'\n")
     with pytest.raises(UsageError, match=r"moe.toml: unknown key 'sizes'"):
         read_moe_options(file, {}, None)

@@ -135,4 +135,5 @@ def test_what_is_no_archive_is_refused_in_one_line(tmp_path: Path) -> None:
         assert reason is not None
         assert str(path) in reason
         assert "\n" not in reason
+        assert "pickle" not in reason  # numpy's own advice is to load it unsafely
     assert "No such file" in str(why_not(workload(tmp_path / "missing.npz"), RANKS, (0, 0)))
